@@ -1,0 +1,29 @@
+# `make census` and `make test` are the two commands a newcomer needs; both build their own venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: census test lint docs clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+census: $(VENV)/.installed
+	$(BIN)/minfer pull smollm2-135m
+	$(BIN)/census run smollm2-135m
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
