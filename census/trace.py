@@ -1,0 +1,248 @@
+"""Open a recorded trace: any nsys sqlite export becomes one TEMP view per concept, read into numpy columns.
+
+The only module that speaks SQL. It opens read-only, takes text that is not UTF-8, never trusts row order or the
+presence of a table (tables are created lazily, or all at once and empty), and says what the export lacks.
+It does not interpret: steps, exposed time and ranges are made from these columns elsewhere.
+"""
+
+import os
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from census.errors import CensusError
+from census.schema import COLUMNS, EXPORT_TABLES, TABLES, Column
+
+Ints = NDArray[np.int64]
+
+_MAGIC = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU (or, from the in-process recorder, the CPU) as the export describes it. Unknown is None."""
+
+    id: int
+    name: str
+    sms: int | None
+    bandwidth: int | None  # bytes per second, as advertised by the driver
+    memory: int | None  # bytes
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An open export. `rows` counts every concept that holds data; a concept not in it is absent or empty."""
+
+    path: Path
+    db: sqlite3.Connection
+    rows: dict[str, int]
+    product: str | None
+    version: str | None
+    schema: str | None
+    graph_mode: str | None  # "Node", "Graph" or None where the export does not say
+    devices: tuple[Device, ...]
+    warnings: list[str] = field(default_factory=list)  # grows while columns are read
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn SQLite's complaints about a damaged file into one line."""
+    try:
+        yield
+    except (sqlite3.Error, OverflowError) as err:
+        raise CensusError(f"{path}: cannot be read as sqlite ({err}); export it again with `nsys export`") from None
+
+
+def quote(identifier: str) -> str:
+    """An SQL identifier, safe for any column name found in a file."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def check_file(path: Path) -> None:
+    """Refuse with one line what cannot be an export: missing, a folder, empty, not sqlite, cut short."""
+    if not path.exists():
+        raise CensusError(f"{path}: no such file; give an nsys sqlite export")
+    if path.is_dir():
+        raise CensusError(f"{path}: is a folder without parquet tables; give a .sqlite file or a parquetdir export")
+    with path.open("rb") as f:
+        head = f.read(100)
+    if len(head) < 100 or not head.startswith(_MAGIC):
+        raise CensusError(f"{path}: not an sqlite file; make one with `nsys export --type sqlite REPORT.nsys-rep`")
+    # Bytes 16-17 page size (1 means 65536), 24 change counter, 28 pages, 92 the counter that makes 28 valid.
+    page = struct.unpack(">H", head[16:18])[0]
+    size = (65536 if page == 1 else page) * struct.unpack(">I", head[28:32])[0]
+    if head[24:28] == head[92:96] and path.stat().st_size < size:
+        raise CensusError(f"{path}: truncated, {path.stat().st_size} bytes of {size}; copy or export it again")
+
+
+def open_trace(path: Path | str) -> Trace:
+    """Open an export read-only and make its views. Raises CensusError for anything that is not a readable export."""
+    path = Path(path)
+    check_file(path)
+    with _reading(path):
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    return from_connection(path, db)
+
+
+def from_connection(path: Path, db: sqlite3.Connection) -> Trace:
+    """Views and facts over an open database that holds nsys' tables."""
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # Windows exports hold other encodings
+    with _reading(path):
+        found = {name: list(_table_columns(db, name)) for (name,) in _tables(db)}
+        rows = {c: n for c in TABLES if (n := _make_view(db, c, found))}
+        export, capture = _pairs(db, rows, "meta_export"), _pairs(db, rows, "meta_capture")
+        devices = _devices(db, rows)
+    mode = next((v for k, v in capture.items() if k.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")), None)
+    if mode is None and "replays" in rows:
+        mode = "Graph"
+    return Trace(path, db, rows, export.get("EXPORT_PRODUCT_NAME"), export.get("EXPORT_PRODUCT_VERSION"),
+                 export.get("EXPORT_SCHEMA_VERSION"), mode, devices)
+
+
+def close(trace: Trace) -> None:
+    trace.db.close()
+
+
+def _tables(db: sqlite3.Connection) -> list[tuple[str]]:
+    return db.execute("SELECT name FROM main.sqlite_master WHERE type IN ('table', 'view')").fetchall()
+
+
+def _table_columns(db: sqlite3.Connection, table: str) -> Iterator[str]:
+    return (row[1] for row in db.execute(f"PRAGMA main.table_info({quote(table)})"))
+
+
+def _spellings(concept: str) -> Iterator[str]:
+    return (table + suffix for table in TABLES[concept] for suffix in ("", "_V2", "_V3"))
+
+
+def _make_view(db: sqlite3.Connection, concept: str, found: dict[str, list[str]]) -> int:
+    """Create the TEMP view of a concept over the first table that can serve it; the number of its rows."""
+    for table in _spellings(concept):
+        select = _select(concept, found.get(table, []))
+        if select is None:
+            continue
+        count: int = db.execute(f"SELECT count(*) FROM main.{quote(table)}").fetchone()[0]
+        if count:
+            db.execute(f"CREATE TEMP VIEW {concept} AS SELECT rowid AS row, {select} FROM main.{quote(table)}")
+            return count
+    return 0
+
+
+def _select(concept: str, has: list[str]) -> str | None:
+    """The view's SELECT list for a table with the columns `has`; None when a needed column is missing."""
+    parts = [_expression(col, has) for col in COLUMNS if col.concept == concept]
+    return None if not has or None in parts else ", ".join(p for p in parts if p)
+
+
+def _expression(col: Column, has: list[str]) -> str | None:
+    present = [quote(c) for c in col.candidates if c in has]
+    if not present:
+        return None if col.fallback is None else f"{col.fallback} AS {quote(col.name)}"
+    terms = present + ([col.fallback] if col.fallback not in (None, "NULL", "start") else [])
+    value = terms[0] if len(terms) == 1 else f"COALESCE({', '.join(terms)})"
+    return f"{value} AS {quote(col.name)}"
+
+
+def _pairs(db: sqlite3.Connection, rows: dict[str, int], concept: str) -> dict[str, str]:
+    if concept not in rows:
+        return {}
+    return {str(k): str(v) for k, v in db.execute(f"SELECT name, value FROM {concept}")}
+
+
+def _devices(db: sqlite3.Connection, rows: dict[str, int]) -> tuple[Device, ...]:
+    if "devices" not in rows:
+        return ()
+    found = db.execute("SELECT id, name, sms, bandwidth, memory FROM devices ORDER BY id").fetchall()
+    return tuple(Device(i, str(name), *rest) for i, name, *rest in found if isinstance(i, int))
+
+
+def columns(trace: Trace, concept: str, *names: str) -> dict[str, Ints]:
+    """Columns of a concept as int64 arrays of one length, in the file's row order; empty when the concept is absent.
+
+    Rows in which one of them is not an integer are left out, counted in `trace.warnings`.
+    """
+    if concept not in trace.rows:
+        return {n: np.empty(0, np.int64) for n in names}
+    listed = ", ".join(quote(n) for n in names)
+    with _reading(trace.path):
+        try:
+            flat = _integers(trace.db.execute(f"SELECT {listed} FROM {concept}"), len(names) * trace.rows[concept])
+        except (TypeError, ValueError):  # a NULL or a text among them: slower, but only then
+            flat = _clean_integers(trace, concept, names)
+    table = flat.reshape(-1, len(names))
+    return {n: np.ascontiguousarray(table[:, i]) for i, n in enumerate(names)}
+
+
+def _integers(cursor: Iterable[Sequence[int]], count: int) -> Ints:
+    return np.fromiter(chain.from_iterable(cursor), np.int64, count)
+
+
+def _clean_integers(trace: Trace, concept: str, names: Sequence[str]) -> Ints:
+    where = " AND ".join(f"typeof({quote(n)}) = 'integer'" for n in names)
+    listed = ", ".join(quote(n) for n in names)
+    flat = np.fromiter(chain.from_iterable(trace.db.execute(f"SELECT {listed} FROM {concept} WHERE {where}")), np.int64)
+    lost = trace.rows[concept] - len(flat) // len(names)
+    note = f"{lost} of {trace.rows[concept]} rows of {concept} left out: {', '.join(names)} must all be integers"
+    if note not in trace.warnings:
+        trace.warnings.append(note)
+    return flat
+
+
+def records(trace: Trace, concept: str, *names: str) -> list[tuple[Any, ...]]:
+    """Rows of a small concept (nvtx, diagnostics) as tuples, whatever their types."""
+    if concept not in trace.rows:
+        return []
+    with _reading(trace.path):
+        return trace.db.execute(f"SELECT {', '.join(quote(n) for n in names)} FROM {concept}").fetchall()
+
+
+def strings(trace: Trace, ids: Iterable[int]) -> dict[int, str]:
+    """The text of the given string ids; an id without one is left out."""
+    if "strings" not in trace.rows:
+        return {}
+    wanted = [int(i) for i in ids]
+    if len(wanted) > 10_000:  # cheaper to read the table once than to ask so often
+        keep = set(wanted)
+        return {i: str(v) for i, v in records(trace, "strings", "id", "value") if i in keep}
+    with _reading(trace.path):
+        rows = (trace.db.execute("SELECT id, value FROM strings WHERE id = ?", (i,)).fetchone() for i in wanted)
+        return {row[0]: str(row[1]) for row in rows if row}
+
+
+def write_export(path: Path | str, tables: dict[str, list[tuple[Any, ...]]]) -> None:
+    """Write an export of schema 3.20.3: every table of EXPORT_TABLES, filled with `tables[name]`, in column order.
+
+    Atomic: the file appears complete or not at all. Raises CensusError for a table that EXPORT_TABLES does not know.
+    """
+    path = Path(path)
+    unknown = sorted(set(tables) - set(EXPORT_TABLES))
+    if unknown:
+        raise CensusError(f"{path}: no export table {unknown[0]}; known are {', '.join(EXPORT_TABLES)}")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with _reading(part):
+            _write_tables(part, tables)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_tables(path: Path, tables: dict[str, list[tuple[Any, ...]]]) -> None:
+    db = sqlite3.connect(path)
+    try:
+        db.execute("PRAGMA journal_mode = OFF")  # a half file is thrown away, so nothing needs undoing
+        db.execute("PRAGMA synchronous = OFF")
+        for table, spec in EXPORT_TABLES.items():
+            db.execute(f"CREATE TABLE {table} ({', '.join(f'{quote(c)} {t}' for c, t in spec)})")
+            db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(spec))})", tables.get(table, []))
+        db.commit()
+    finally:
+        db.close()
