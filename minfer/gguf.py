@@ -80,6 +80,7 @@ class Array:
     """A metadata array, decoded when asked for. `code` is the struct letter of its elements, "s" for strings."""
 
     key: str
+    kind: int  # value type of the elements, as gguf.GGUFValueType
     code: str
     count: int
     start: int  # bytes from the start of the file
@@ -165,7 +166,7 @@ class Cursor:
             self.fail(f"{key} is an array of value type {kind} (allowed: 0 to 12); the header is damaged")
         if count > MAX_ARRAY:
             self.fail(f"{key} claims {count} elements (at most {MAX_ARRAY}); the header is damaged")
-        found = Array(key, _SCALARS.get(kind, "s"), count, self.pos, self.path, self.buf)
+        found = Array(key, kind, _SCALARS.get(kind, "s"), count, self.pos, self.path, self.buf)
         if kind == _STRING:
             self.skip_strings(count, key)
         else:
@@ -174,8 +175,7 @@ class Cursor:
                 self.truncated(key)
         return found
 
-    def value(self, key: str) -> Any:
-        kind = self.scalar("I", key)
+    def value(self, key: str, kind: int) -> Any:
         if kind == _STRING:
             return self.string(key)
         if kind == _ARRAY:
@@ -193,6 +193,7 @@ class GGUF:
     version: int
     metadata: Mapping[str, Any]
     tensors: dict[str, Tensor]
+    value_types: Mapping[str, int]  # of the metadata, as gguf.GGUFValueType; a copy must keep them
     maps: dict[Path, mmap.mmap]
 
     def require_data(self) -> None:
@@ -267,7 +268,7 @@ def _join_split(first: GGUF, count: int) -> GGUF:
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise GGUFError(f"{first.path}: {len(tensors)} tensors in {count} parts, split.tensors.count says {expected}")
-    return GGUF(first.path, first.version, first.metadata, tensors, maps)
+    return GGUF(first.path, first.version, first.metadata, tensors, first.value_types, maps)
 
 
 def _split_paths(first: GGUF, count: int) -> list[Path]:
@@ -287,13 +288,15 @@ def _read_file(path: Path) -> GGUF:
     version = _read_magic(cursor)
     n_tensors, n_kv = cursor.scalar("Q", "the tensor count"), cursor.scalar("Q", "the metadata count")
     metadata: dict[str, Any] = {}
+    value_types: dict[str, int] = {}
     for _ in range(n_kv):
         key = cursor.string("a metadata key")
         if key in metadata or not key.isprintable():
             cursor.fail(f"metadata key {key[:64]!r} is repeated or not printable; the header is damaged")
-        metadata[key] = cursor.value(key[:64])
+        value_types[key] = cursor.scalar("I", key[:64])
+        metadata[key] = cursor.value(key[:64], value_types[key])
     infos = [_read_tensor_info(cursor) for _ in range(n_tensors)]
-    return GGUF(path, version, metadata, _place_tensors(cursor, infos, metadata), {path: cursor.buf})
+    return GGUF(path, version, metadata, _place_tensors(cursor, infos, metadata), value_types, {path: cursor.buf})
 
 
 def _map(path: Path) -> mmap.mmap:
