@@ -1,0 +1,219 @@
+"""The `minfer` command: pull a model, look at its plan, generate, time, convert."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from minfer import switches
+from minfer.errors import UserError
+from minfer.gguf import GGUF, open_gguf
+from minfer.progress import bar
+
+app = typer.Typer(
+    name="minfer",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A decode engine whose plan is data: what one step will launch is known before it runs.",
+)
+
+# click's UsageError, wherever this version of typer keeps its click
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Ctx = Annotated[int, typer.Option("--ctx", min=1, help="KV cache length in tokens.")]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and exit code 2, an interrupt is 130."""
+    try:
+        switches.current()
+        code = app(standalone_mode=False)
+    except UserError as error:
+        sys.exit(_say(str(error)))
+    except USAGE_ERROR as error:
+        sys.exit(_say(" ".join(error.format_message().split())))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str) -> int:
+    if message:  # empty: the help was printed, since no command was given
+        print(f"minfer: {message}", file=sys.stderr)  # noqa: T201
+    return 2
+
+
+def emit(data: Any, parts: Sequence[Any], as_json: bool) -> None:
+    """Print `data` as JSON, or `parts` (strings and rich tables) for reading."""
+    if as_json:
+        print(json.dumps(data, indent=1))  # noqa: T201
+        return
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+
+
+def open_model(model: str) -> GGUF:
+    """The open header of a file or of a pulled model."""
+    from minfer.pull import resolve
+
+    return open_gguf(resolve(model))
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="A known name (smollm2-135m) or hf:ORG/REPO:FILE.gguf.")],
+) -> None:
+    """Fetch a model into the cache and print where it lies; a second call is instant.
+
+    Example: minfer pull smollm2-135m
+    """
+    from minfer import pull as puller
+
+    with bar(f"pulling {model}") as progress:
+        path = puller.pull(model, progress)
+    emit(None, [str(path)], False)
+
+
+@app.command()
+def plan(
+    model: Model,
+    depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="GB/s for the floor, or `measure`: read this machine's memory now.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what one decode step will launch and move, before anything runs. The header of a file is enough.
+
+    Example: minfer plan smollm2-135m --bandwidth 30
+    """
+    from minfer.engine import plan_pass
+    from minfer.models import load_hparams
+    from minfer.show import plan_dict, plan_tables
+
+    gguf = open_model(model)
+    hp = load_hparams(gguf)
+    predicted = plan_pass(gguf, hp, nt=1, n_kv=depth + 1, n_ctx=max(hp.n_ctx_train, depth + 1))
+    data = plan_dict(gguf, predicted, hp.n_layer, _bandwidth(bandwidth))
+    emit(data, plan_tables(data), as_json)
+
+
+def _bandwidth(given: str | None) -> float | None:
+    if given == "measure":
+        from minfer.cpu.bandwidth import measure_bandwidth
+
+        return measure_bandwidth()
+    try:
+        value = None if given is None else float(given)
+    except ValueError:
+        value = 0.0
+    if value is not None and not 0 < value < 1e6:
+        raise UserError(f"--bandwidth {given} is not allowed: give GB/s, more than 0, or `measure`")
+    return value
+
+
+@app.command()
+def graph(
+    model: Model,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens in the pass; 1 is a decode step.")] = 1,
+    dot: Annotated[bool, typer.Option("--dot", help="Print Graphviz DOT instead of one line a node.")] = False,
+) -> None:
+    """Print the op graph of one pass.
+
+    Example: minfer graph smollm2-135m --dot | dot -Tsvg > graph.svg
+    """
+    from minfer.models import build_graph, load_hparams
+    from minfer.show import graph_dot
+
+    gguf = open_model(model)
+    hp = load_hparams(gguf)
+    g = build_graph(gguf, hp, tokens, hp.n_ctx_train)
+    lines = [f"{n.id:5} {n.op:10} {n.name:14} {n.rows}x{n.cols:<6} <- {list(n.inputs)}" for n in g.nodes]
+    print(graph_dot(g) if dot else "\n".join(lines))  # noqa: T201
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to continue, or `-` for standard input.")],
+    n: Annotated[int, typer.Option("-n", "--n-predict", min=1, help="Tokens to generate at most.")] = 128,
+    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 40,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability together.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler; the same seed gives the same text.")] = 0,
+    repeat_penalty: Annotated[float, typer.Option(help="Penalty on the last 64 tokens; 1 is none.")] = 1.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
+    ctx: Ctx = 4096,
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt, streaming the text.
+
+    Example: minfer generate smollm2-135m -p "The capital of France is" --temp 0 -n 8
+    """
+    from minfer.generate import Request, generate_text
+    from minfer.sampler import Sampling
+
+    how = Sampling(temp, top_k, top_p, repeat_penalty, seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    result = generate_text(open_model(model), Request(text, n, chat, ctx), how, stream=not as_json)
+    if as_json:
+        emit(result, [], True)
+
+
+@app.command()
+def bench(
+    model: Model,
+    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Prompt lengths: 512 or 128,512; 0: none.")] = "512",
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Generation lengths; 0: none.")] = "128",
+    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens already in the KV cache.")] = "0",
+    reps: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed repetitions of each test.")] = 5,
+    threads: Annotated[int | None, typer.Option("-t", "--threads", min=1, help="CPU threads; all by default.")] = None,
+    no_warmup: Annotated[bool, typer.Option("--no-warmup", help="Skip the untimed first run of each test.")] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="md, json, jsonl or csv.")] = "md",
+) -> None:
+    """Time prompt processing and token generation; options and fields are llama-bench's.
+
+    Example: minfer bench smollm2-135m -p 0 -n 64 -r 3 -o json
+    """
+    from minfer.bench import run_bench
+
+    lengths = (("-p", n_prompt), ("-n", n_gen), ("-d", n_depth))
+    run_bench(open_model(model), [_lengths(*pair) for pair in lengths], reps, threads, not no_warmup, output)
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1]
+    if min(values) < 0:
+        raise UserError(f"{option} {text!r} is not allowed: give lengths of 0 or more, e.g. 128 or 128,512")
+    return values
+
+
+@app.command()
+def dequantize(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file, or a pulled model's name.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT when it exists.")] = False,
+) -> None:
+    """Copy a model with every tensor as F32: the reference that has no quantization in it.
+
+    Example: minfer dequantize smollm2-135m smollm2-f32.gguf
+    """
+    from minfer import convert
+    from minfer.pull import resolve
+
+    with bar(f"writing {target.name}") as progress:
+        convert.dequantize(resolve(str(source)), target, progress, force=force)

@@ -1,0 +1,1 @@
+"""The numpy reference backend: every op, f32, runs everywhere."""

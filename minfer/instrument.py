@@ -1,0 +1,119 @@
+"""The only place that pushes NVTX ranges or logs launches: the walk over a plan's launches is here.
+
+Ranges are in the NVTX domain `minfer`, nested: step (`decode N`, `prefill N`, `warmup decode N`; N = first position),
+layer (`layer N`), op (`matmul attn_q`). The launch log carries the same ranges and every launch as JSON lines, so that
+a machine without a profiler can still be given a trace; `census` turns it into the nsys export schema.
+
+    {"log": "minfer-launches", "version": 1, "pid": 7, "tid": 7, "clock": "monotonic ns", "device": "..."}
+    ["range", text, start, end]                       in the order they close
+    ["launch", kernel, [gx,gy,gz], [bx,by,bz], start, end]
+"""
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import nvtx
+
+from minfer import switches
+from minfer.errors import UserError
+from minfer.plan import Launch
+
+DOMAIN = "minfer"
+
+Work = Sequence[tuple[Launch, Callable[[], None]]]
+
+
+@dataclass
+class Tracer:
+    """Where ranges and launches of this process go. Any of the three may be off; all off costs one test a launch."""
+
+    nvtx: Any = None  # NVTX domain
+    log: TextIO | None = None
+    echo: TextIO | None = None  # MINFER_GRAPH_TRACE
+    _attributes: dict[str, Any] = field(default_factory=dict)
+    _open: list[tuple[str, int]] = field(default_factory=list)
+    _lines: list[list[Any]] = field(default_factory=list)
+
+    def push(self, text: str) -> None:
+        if self.nvtx is not None:
+            if text not in self._attributes:  # ranges repeat every step: build their attributes once
+                self._attributes[text] = self.nvtx.get_event_attributes(message=text)
+            self.nvtx.push_range(self._attributes[text])
+        if self.log is not None:
+            self._open.append((text, time.monotonic_ns()))
+
+    def pop(self) -> None:
+        if self.log is not None:
+            text, start = self._open.pop()
+            self._lines.append(["range", text, start, time.monotonic_ns()])
+        if self.nvtx is not None:
+            self.nvtx.pop_range()
+
+    def run(self, launch: Launch, call: Callable[[], None]) -> None:
+        if self.echo is not None:
+            print(f"{launch.layer} {launch.op} {launch.name}: {launch.kernel} {launch.grid}", file=self.echo)
+        if self.log is None:
+            call()
+            return
+        start = time.monotonic_ns()
+        call()
+        self._lines.append(["launch", launch.kernel, launch.grid, launch.block, start, time.monotonic_ns()])
+
+    def flush(self) -> None:
+        """Write what a finished step logged; called between steps so that writing is in no range."""
+        if self.log is not None and self._lines:
+            self.log.writelines(json.dumps(line) + "\n" for line in self._lines)
+            self.log.flush()
+            self._lines.clear()
+
+
+def walk(tracer: Tracer, step: str, work: Work) -> None:
+    """Run the launches of one step in order, each inside its step, layer and op ranges."""
+    tracer.push(step)
+    layer: int | None = None
+    for launch, call in work:
+        if launch.layer != layer:
+            if layer is not None:
+                tracer.pop()
+            layer = launch.layer
+            if layer is not None:
+                tracer.push(f"layer {layer}")
+        tracer.push(f"{launch.op} {launch.name}")
+        tracer.run(launch, call)
+        tracer.pop()
+    if layer is not None:
+        tracer.pop()
+    tracer.pop()
+    tracer.flush()
+
+
+def open_tracer(device: str) -> Tracer:
+    """The tracer that this process's switches ask for; `device` is named in the launch log's first line."""
+    log = _open_log(device)
+    return Tracer(
+        nvtx=nvtx.get_domain(DOMAIN) if switches.flag("MINFER_NVTX") else None,
+        log=log,
+        echo=sys.stderr if switches.flag("MINFER_GRAPH_TRACE") else None,
+    )
+
+
+def _open_log(device: str) -> TextIO | None:
+    path = switches.current()["MINFER_LAUNCH_LOG"]
+    if path is None:
+        return None
+    try:
+        log = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - open for the life of the process
+    except OSError as error:
+        raise UserError(f"switch MINFER_LAUNCH_LOG={path!r} cannot be written: {error.strerror}; name a file") from None
+    head = {"log": "minfer-launches", "version": 1, "pid": os.getpid(), "tid": threading.get_native_id()}
+    log.write(json.dumps(head | {"clock": "monotonic ns", "device": device}) + "\n")
+    atexit.register(log.close)
+    return log

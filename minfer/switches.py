@@ -1,0 +1,69 @@
+"""The one table of MINFER_* switches, and the only place that reads the environment.
+
+Switches are read once per process. A value that is not allowed and a name that is not in the table are errors: a
+mistyped switch in an A/B would otherwise compare a build with itself.
+"""
+
+import difflib
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minfer.errors import UserError
+
+PREFIX = "MINFER_"
+
+
+@dataclass(frozen=True)
+class Switch:
+    name: str
+    kind: str  # "flag": 0 or 1; "path": a file to write
+    default: str | None
+    help: str
+
+
+SWITCHES: dict[str, Switch] = {
+    row.name: row
+    for row in (
+        Switch("MINFER_NVTX", "flag", "1", "push NVTX ranges (domain minfer: step, layer, op)"),
+        Switch("MINFER_LAUNCH_LOG", "path", None, "write every step's ranges and launches to this file (JSON lines)"),
+        Switch("MINFER_GRAPH_TRACE", "flag", "0", "print each launch on stderr as it is dispatched"),
+    )
+}
+
+
+def parse(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Values of all switches, defaults filled in. Raises UserError for an unknown name or a value not allowed."""
+    given = {k: v for k, v in environ.items() if k.startswith(PREFIX)}
+    for name, value in given.items():
+        _check(name, value)
+    return {name: given.get(name, row.default) for name, row in SWITCHES.items()}
+
+
+def _check(name: str, value: str) -> None:
+    if name not in SWITCHES:
+        near = difflib.get_close_matches(name, SWITCHES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SWITCHES)}"
+        raise UserError(f"unknown switch {name}={value!r}: {hint}")
+    kind = SWITCHES[name].kind
+    if kind == "flag" and value not in ("0", "1"):
+        raise UserError(f"switch {name}={value!r} is not allowed: use 0 or 1, or unset it")
+    if not value:
+        raise UserError(f"switch {name}={value!r} is not allowed: give a {kind}, or unset it")
+
+
+@functools.cache
+def current() -> dict[str, str | None]:
+    """The switches of this process."""
+    return parse(os.environ)
+
+
+def flag(name: str) -> bool:
+    """Whether the flag `name` is 1."""
+    return current()[name] == "1"
+
+
+def changed() -> dict[str, str]:
+    """The switches whose value differs from the default, for reports."""
+    return {name: value for name, value in current().items() if value is not None and value != SWITCHES[name].default}
