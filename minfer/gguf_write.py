@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +59,10 @@ def write_gguf(dst: Path, new: NewFile, progress: Progress, force: bool = False)
         raise UserError(f"{dst}: cannot be written ({error.strerror or error}); nothing was kept") from None
 
 
-def copy_metadata(model: GGUF, writer: gguf.GGUFWriter, prefix: str = "") -> None:
-    """Copy the metadata whose keys start with `prefix`, value types kept, without what describes the one file."""
+def copy_metadata(model: GGUF, writer: gguf.GGUFWriter, prefix: str = "", without: Set[str] = REWRITTEN) -> None:
+    """Copy the metadata whose keys start with `prefix`, value types kept, except `without` and how a file is split."""
     for key, value in model.metadata.items():
-        if key in REWRITTEN or key.startswith("split.") or not key.startswith(prefix):
+        if key in without or key.startswith("split.") or not key.startswith(prefix):
             continue
         kind = gguf.GGUFValueType(model.value_types[key])
         if not isinstance(value, Array):
