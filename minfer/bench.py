@@ -11,7 +11,6 @@ import io
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -48,8 +47,8 @@ class Sample:
 
 def run_bench(
     gguf: GGUF, lengths: Sequence[Sequence[int]], reps: int, threads: int | None, warmup: bool, output: str
-) -> None:
-    """`minfer bench`: lengths are the lists of -p, -n and -d; rows go to stdout in the form `output`."""
+) -> str:
+    """`minfer bench`: lengths are the lists of -p, -n and -d; the result's rows as text in the form `output`."""
     if output not in FORMATS:
         raise UserError(f"-o {output!r} is not allowed: give one of {', '.join(FORMATS)}")
     rows = tests(*lengths)
@@ -60,7 +59,7 @@ def run_bench(
             engine = Engine(gguf, context_needed(rows), progress)
         with counter("timing", len(rows) * (reps + warmup)) as tick:
             results = [report(engine, row, run_test(engine, row, reps, warmup, tick)) for row in rows]
-    sys.stdout.write(FORMATS[output](results) + "\n")
+    return FORMATS[output](results)
 
 
 def tests(n_prompt: Iterable[int], n_gen: Iterable[int], n_depth: Iterable[int]) -> list[Test]:

@@ -181,6 +181,7 @@ def bench(
     threads: Annotated[int | None, typer.Option("-t", "--threads", min=1, help="CPU threads; all by default.")] = None,
     no_warmup: Annotated[bool, typer.Option("--no-warmup", help="Skip the untimed first run of each test.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="md, json, jsonl or csv.")] = "md",
+    save: Annotated[Path | None, typer.Option(help="Write the rows to this file, not to standard output.")] = None,
 ) -> None:
     """Time prompt processing and token generation; options and fields are llama-bench's.
 
@@ -189,7 +190,11 @@ def bench(
     from minfer.bench import run_bench
 
     lengths = (("-p", n_prompt), ("-n", n_gen), ("-d", n_depth))
-    run_bench(open_model(model), [_lengths(*pair) for pair in lengths], reps, threads, not no_warmup, output)
+    text = run_bench(open_model(model), [_lengths(*pair) for pair in lengths], reps, threads, not no_warmup, output)
+    if save is None:
+        print(text)  # noqa: T201
+    else:
+        save.write_text(text + "\n")
 
 
 def _lengths(option: str, text: str) -> list[int]:

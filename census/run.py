@@ -1,0 +1,123 @@
+"""`census run MODEL`: predict, record, ledger, reconcile; one folder per run.
+
+minfer is treated like any other engine: a child process that speaks JSON. The folder appears when it is complete:
+`trace.sqlite` (the recording) and `run.json` (command, device, versions, date, model hash, plan, timing).
+"""
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from census import record
+from census.errors import CensusError
+
+MINFER = (sys.executable, "-m", "minfer")
+
+
+@dataclass(frozen=True)
+class Run:
+    model: str
+    tokens: int  # decode steps recorded
+    depth: int  # tokens in the KV cache before the first
+    folder: Path
+
+
+def predict(run: Run) -> dict[str, Any]:
+    """The plan of a step in the middle of the run, with the floor at this machine's measured bandwidth."""
+    middle = run.depth + run.tokens // 2
+    plan = minfer_json("plan", run.model, "--depth", str(middle), "--bandwidth", "measure", "--json")
+    return dict(plan)
+
+
+def minfer_json(*args: str) -> Any:
+    """What `minfer ARGS` prints, as data. Its complaint becomes ours."""
+    done = subprocess.run([*MINFER, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"minfer {args[0]} ended with exit code {done.returncode}"]
+        raise CensusError(lines[-1].removeprefix("minfer: "))
+    return json.loads(done.stdout)
+
+
+def record_run(run: Run, plan: dict[str, Any]) -> dict[str, Any]:
+    """Record the run into its folder and return its run.json. Nothing is left behind when it fails."""
+    if run.folder.exists():
+        raise CensusError(f"{run.folder}: exists; give another --out, or remove it")
+    part = run.folder.with_name(f".{run.folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        recorder = record.recorder_for(plan["backend"])
+        command = bench_command(run, part / "bench.json")
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record.record(command, recorder, part / "trace.sqlite")
+        facts = _facts(run, plan, recorder.name, started, part / "bench.json")
+        (part / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+        part.rename(run.folder)
+    except OSError as error:
+        raise CensusError(f"{run.folder}: cannot be written ({error.strerror}); give another --out") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return facts
+
+
+def bench_command(run: Run, save: Path) -> list[str]:
+    """The engine's command: N decode steps once, after one warm-up step, rows saved as JSON."""
+    sizes = ("-p", "0", "-n", str(run.tokens), "-d", str(run.depth), "-r", "1")
+    return [*MINFER, "bench", run.model, *sizes, "-o", "json", "--save", str(save)]
+
+
+def _facts(run: Run, plan: dict[str, Any], recorder: str, started: str, bench: Path) -> dict[str, Any]:
+    rows = json.loads(bench.read_text())
+    bench.unlink()
+    model = Path(plan["model"])
+    shown = ["minfer", *bench_command(run, Path("bench.json"))[len(MINFER) :]]
+    return {
+        "command": shown,
+        "date": started,
+        "device": rows[0]["gpu_info"] or rows[0]["cpu_info"],
+        "backend": plan["backend"],
+        "recorder": recorder,
+        "versions": versions(),
+        "model": {"file": model.name, "bytes": model.stat().st_size, "sha256": sha256(model)},
+        "tokens": run.tokens,
+        "depth": run.depth,
+        "plan": plan | {"model": model.name},
+        "bench": [row | {"model_filename": model.name} for row in rows],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what produced the numbers."""
+    packages = {name: version(name) for name in ("launch-census", "numpy", "nvtx", "gguf")}
+    return {"python": platform.python_version()} | packages
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def default_folder(model: str, backend: str) -> Path:
+    """traces/<model>-<backend>-<UTC time>."""
+    stem = re.sub(r"[^\w.-]+", "-", Path(model).name.removesuffix(".gguf")).strip("-") or "model"
+    return Path("traces") / f"{stem}-{backend}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+
+
+def prediction_lines(plan: dict[str, Any]) -> Sequence[str]:
+    """The prediction for reading: launches, bytes and the floor, before anything has run."""
+    totals, floor, gbs = plan["totals"], plan["floor_ms"]["as_this_backend_moves"], plan["bandwidth_gbs"]
+    return (
+        f"predicted: {totals['launches']} launches per step, {totals['bytes_moved'] / 1e6:,.1f} MB moved "
+        f"({totals['weight_bytes'] / 1e6:,.1f} MB of weights as stored)",
+        f"predicted: floor {floor:.3f} ms per step ({1e3 / floor:.1f} tok/s) at the {gbs:.1f} GB/s measured here",
+    )
