@@ -62,7 +62,7 @@ def recorder_for(backend: str) -> Recorder:
 
 
 def record(command: Sequence[str], recorder: Recorder, target: Path) -> None:
-    """Run `command` recorded and write the trace to `target`. Raises CensusError when it fails; `target` is then absent.
+    """Run `command` recorded and write the trace to `target`, or raise CensusError and write nothing.
 
     All it prints goes to our standard error: nsys writes its own messages between the command's.
     """

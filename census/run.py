@@ -36,12 +36,14 @@ def predict(run: Run) -> dict[str, Any]:
     """The plan of a step in the middle of the run, with the floor at this machine's measured bandwidth."""
     middle = run.depth + run.tokens // 2
     plan = minfer_json("plan", run.model, "--depth", str(middle), "--bandwidth", "measure", "--json")
+    if plan["data_missing"]:
+        raise CensusError(plan["data_missing"])
     return dict(plan)
 
 
 def minfer_json(*args: str) -> Any:
     """What `minfer ARGS` prints, as data. Its complaint becomes ours."""
-    done = subprocess.run([*MINFER, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([*MINFER, *args], capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"minfer {args[0]} ended with exit code {done.returncode}"]
         raise CensusError(lines[-1].removeprefix("minfer: "))

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from minfer.bench import model_type
-from minfer.gguf import GGUF, Tensor
+from minfer.gguf import GGUF, GGUFError, Tensor
 from minfer.graph import Graph, role
 from minfer.plan import Plan, launch_dict
 
@@ -18,6 +18,7 @@ def plan_dict(gguf: GGUF, plan: Plan, n_layer: int, bandwidth: float | None) -> 
     return {
         "model": str(gguf.path),
         "model_type": model_type(gguf),
+        "data_missing": _data_missing(gguf),
         "backend": plan.backend,
         "n_layer": n_layer,
         "n_tokens": plan.n_tokens,
@@ -33,6 +34,15 @@ def plan_dict(gguf: GGUF, plan: Plan, n_layer: int, bandwidth: float | None) -> 
         "kernels": kernel_rows(plan),
         "launches": [launch_dict(x) for x in plan.launches],
     }
+
+
+def _data_missing(gguf: GGUF) -> str | None:
+    """Why the file can be planned but not run; None when its tensors' data is all there."""
+    try:
+        gguf.require_data()
+    except GGUFError as error:
+        return str(error)
+    return None
 
 
 def _floor_ms(nbytes: int, bandwidth: float | None) -> float | None:

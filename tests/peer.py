@@ -27,6 +27,7 @@ class Peer:
         params.cache_ram_mib, params.warmup, params.verbosity, params.ui = 0, False, -1, False
         self._server = xllamacpp.Server(params)
         self._url = self._server.listening_address
+        self._letter = self.tokenize("a")[0]
 
     def __enter__(self):
         return self
@@ -50,26 +51,23 @@ class Peer:
 
     def greedy(self, tokens: list[int], n: int, top: int = 5) -> tuple[list[int], list[dict[int, float]]]:
         """Up to `n` ids after `tokens` (fewer at an end of generation) and each step's `top` log-probabilities."""
-        steps = self._complete(tokens, n, top)
-        return [step["id"] for step in steps], [_logprobs(step) for step in steps]
+        ids = self._complete(tokens, n)["tokens"]
+        return ids, [self._top(tokens + ids[:i], top) for i in range(len(ids))]
 
     def logprobs(self, tokens: list[int], n_vocab: int) -> np.ndarray:
         """Log-probabilities of the token after `tokens`, shape (n_vocab,)."""
-        found = _logprobs(self._complete(tokens, 1, n_vocab)[0])
+        found = self._top(tokens, n_vocab)
         return np.array([found[i] for i in range(n_vocab)], np.float32)
 
-    def _complete(self, tokens: list[int], n: int, top: int) -> list[dict]:
-        return self._post(
-            "/completion",
-            prompt=tokens,
-            n_predict=n,
-            n_probs=top,
-            temperature=0,
-            repeat_penalty=1.0,
-            post_sampling_probs=False,
-            cache_prompt=False,
-            return_tokens=True,
-        )["completion_probabilities"]
+    def _top(self, tokens: list[int], top: int) -> dict[int, float]:
+        # The server reports no probabilities for a token that ends inside a UTF-8 character. They are taken before
+        # sampling, so a bias that forces a plain letter to be sampled leaves them as they are and makes them reported.
+        step = self._complete(tokens, 1, n_probs=top, logit_bias=[[self._letter, 1e4]])["completion_probabilities"][0]
+        return {entry["id"]: entry["logprob"] for entry in step["top_logprobs"]}
+
+    def _complete(self, tokens: list[int], n: int, **more) -> dict:
+        settings = {"temperature": 0, "repeat_penalty": 1.0, "post_sampling_probs": False, "return_tokens": True}
+        return self._post("/completion", prompt=tokens, n_predict=n, cache_prompt=True, **settings, **more)
 
     def _post(self, endpoint: str, **body) -> dict:
         request = urllib.request.Request(
@@ -80,7 +78,3 @@ class Peer:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"llama.cpp refused {endpoint}: {error.read().decode()}") from None
-
-
-def _logprobs(step: dict) -> dict[int, float]:
-    return {entry["id"]: entry["logprob"] for entry in step["top_logprobs"]}
