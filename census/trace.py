@@ -217,6 +217,21 @@ def strings(trace: Trace, ids: Iterable[int]) -> dict[int, str]:
         return {row[0]: str(row[1]) for row in rows if row}
 
 
+def save_table(path: Path, name: str, keys: Sequence[str], rows: list[tuple[Any, ...]]) -> None:
+    """Write rows as table `name` into a sqlite file, made if missing; replaces that table, all or nothing."""
+    if path.exists() and path.stat().st_size:
+        check_file(path)
+    with _reading(path):
+        db = sqlite3.connect(path)
+        try:
+            with db:
+                db.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+                db.execute(f"CREATE TABLE {quote(name)} ({', '.join(map(quote, keys))})")
+                db.executemany(f"INSERT INTO {quote(name)} VALUES ({', '.join('?' * len(keys))})", rows)
+        finally:
+            db.close()
+
+
 def write_export(path: Path | str, tables: dict[str, list[tuple[Any, ...]]]) -> None:
     """Write an export of schema 3.20.3: every table of EXPORT_TABLES, filled with `tables[name]`, in column order.
 
