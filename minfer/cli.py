@@ -222,3 +222,26 @@ def dequantize(
 
     with bar(f"writing {target.name}") as progress:
         convert.dequantize(resolve(str(source)), target, progress, force=force)
+
+
+@app.command()
+def synth(
+    preset: Annotated[str, typer.Argument(help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    vocab_from: Annotated[str | None, typer.Option(help="A model that lends its vocabulary and tokenizer.")] = None,
+    header_only: Annotated[bool, typer.Option("--header-only", help="Leave the weights out: enough to plan.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT when it exists.")] = False,
+) -> None:
+    """Write a model with real shapes and quant types and random weights: what a kernel sees, without the download.
+
+    Example: minfer synth qwen2-7b 7b.gguf --header-only
+    """
+    from minfer import synth as maker
+    from minfer.pull import resolve
+
+    lender = None if vocab_from is None else resolve(vocab_from)
+    with bar(f"writing {target.name}") as progress:
+        maker.synth(
+            preset, target, seed=seed, vocab_from=lender, header_only=header_only, progress=progress, force=force
+        )

@@ -26,7 +26,8 @@ class Request:
 
 def generate_text(gguf: GGUF, request: Request, how: Sampling, stream: bool) -> dict[str, Any]:
     """Generate and return ids, text and times; with `stream` the text goes to stdout as it comes, times to stderr."""
-    load_hparams(gguf)  # an unsupported model is refused before its tokenizer is read
+    load_hparams(gguf)  # a model that cannot run is refused before its tokenizer is read
+    gguf.require_data()
     tokenizer = load_tokenizer(gguf.metadata)
     prompt = prompt_ids(tokenizer, request)
     with bar("loading weights") as progress:
