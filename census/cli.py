@@ -12,6 +12,9 @@ import typer
 
 from census import ledger as ledger_lib
 from census import output, reports
+from census import run as run_lib
+from census.errors import CensusError
+from census.reconcile import reconcile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
                   help="Where the time of a decode step goes, from traces of any engine.")
@@ -43,3 +46,35 @@ def ledger(
     with output.working(f"reading {trace}"):
         made = ledger_lib.of_file(trace, steps=steps, by=by)
     output.emit(reports.ledger(made, top), as_json=as_json, as_csv=as_csv, save=save)
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")],
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Decode steps to record.")] = 32,
+    depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; traces/MODEL-BACKEND-TIME by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict minfer's decode step, record it, print the ledger, and check plan against trace launch by launch.
+
+    Example: census run smollm2-135m --tokens 32
+    """
+    with output.working("planning"):
+        plan = run_lib.predict(model, tokens, depth)
+    if not as_json:
+        output.lines(run_lib.prediction_lines(plan))
+    wanted = run_lib.Run(model, tokens, depth, out or run_lib.default_folder(model, plan["backend"]))
+    facts = run_lib.record_run(wanted, plan)
+    trace = wanted.folder / "trace.sqlite"
+    made = ledger_lib.of_file(str(trace))
+    held = reconcile(plan["launches"], run_lib.step_kernels(trace))
+    report = reports.ledger(made, 0)
+    if as_json:
+        output.data(run_lib.as_data(wanted, facts, report.data, held))
+    else:
+        output.emit(report, as_json=False, as_csv=False)
+        output.lines([*run_lib.outcome_lines(made, facts, plan, held), f"kept in {wanted.folder}"])
+    if not held.holds:
+        raise CensusError(f"{wanted.folder}: the trace does not launch what the plan says ({held.matching} of "
+                          f"{held.steps} steps do); the recording is kept")

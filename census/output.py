@@ -6,7 +6,7 @@ All four show the same rows. Notes (warnings, definitions) are footnotes of the 
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,17 @@ def emit(report: Report, *, as_json: bool, as_csv: bool, save: Path | None = Non
         _write_csv(report)
     else:
         _print_table(report)
+
+
+def lines(text: Sequence[str]) -> None:
+    """Print lines as they are, unwrapped."""
+    sys.stdout.write("".join(f"{line}\n" for line in text))
+    sys.stdout.flush()
+
+
+def data(value: Any) -> None:
+    """Print a JSON object that is no report."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -13,13 +13,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from census import record
+import numpy as np
+
+from census import activity, launches, ranges, record, steps
+from census import trace as tr
+from census.activity import KERNEL
 from census.errors import CensusError
+from census.ledger import Ledger
+from census.reconcile import Reconciliation
 
 MINFER = (sys.executable, "-m", "minfer")
 
@@ -32,10 +38,10 @@ class Run:
     folder: Path
 
 
-def predict(run: Run) -> dict[str, Any]:
+def predict(model: str, tokens: int, depth: int) -> dict[str, Any]:
     """The plan of a step in the middle of the run, with the floor at this machine's measured bandwidth."""
-    middle = run.depth + run.tokens // 2
-    plan = minfer_json("plan", run.model, "--depth", str(middle), "--bandwidth", "measure", "--json")
+    middle = depth + tokens // 2
+    plan = minfer_json("plan", model, "--depth", str(middle), "--bandwidth", "measure", "--json")
     if plan["data_missing"]:
         raise CensusError(plan["data_missing"])
     return dict(plan)
@@ -98,6 +104,23 @@ def _facts(run: Run, plan: dict[str, Any], recorder: str, started: str, bench: P
     }
 
 
+def step_kernels(path: Path) -> list[list[str]]:
+    """The kernel names of each recorded step, in the order they ran."""
+    trace = tr.open_trace(path)
+    try:
+        act = activity.load(trace)
+        found = steps.find(trace, act, launches.join(trace, act), ranges.load(trace), "nvtx")
+        kernel = np.flatnonzero((act.kind == KERNEL) & (found.of >= 0))
+        text = tr.strings(trace, np.unique(act.name[kernel]).tolist())
+        names = [activity.work_name(trace, KERNEL, int(n), text) for n in act.name[kernel]]
+        by_step: list[list[str]] = [[] for _ in range(found.count)]
+        for step, name in zip(found.of[kernel], names, strict=True):
+            by_step[step].append(name)
+        return by_step
+    finally:
+        tr.close(trace)
+
+
 def versions() -> dict[str, str]:
     """Versions of what produced the numbers."""
     packages = {name: version(name) for name in ("launch-census", "numpy", "nvtx", "gguf")}
@@ -123,3 +146,30 @@ def prediction_lines(plan: dict[str, Any]) -> Sequence[str]:
         f"({totals['weight_bytes'] / 1e6:,.1f} MB of weights as stored)",
         f"predicted: floor {floor:.3f} ms per step ({1e3 / floor:.1f} tok/s) at the {gbs:.1f} GB/s measured here",
     )
+
+
+def outcome_lines(ledger: Ledger, facts: dict[str, Any], plan: dict[str, Any], held: Reconciliation) -> Sequence[str]:
+    """Measured against predicted: launches one by one, time against the floor and against the engine's own clock."""
+    total, row = ledger.total, facts["bench"][0]
+    token_us = row["avg_ns"] / 1e3 / row["n_gen"]
+    floor_us = plan["floor_ms"]["as_this_backend_moves"] * 1e3
+    between = total.between_us or 0.0
+    lines = [
+        f"reconciled: {held.matching} of {held.steps} steps launch the plan's {held.planned} kernels, in its order",
+        f"step: {total.step_us / 1e3:.3f} ms on the device, {total.step_us / floor_us:.2f} times the floor",
+        f"clock: {token_us / 1e3:.3f} ms per token by the engine ({1e6 / token_us:.1f} tok/s, recorder on) "
+        f"= step {total.step_us / 1e3:.3f} + between steps {between / 1e3:.3f} "
+        f"+ rest {(token_us - total.step_us - between) / 1e3:.3f}",
+    ]
+    return [*lines, *(f"mismatch: {d}" for d in held.differences), *_more(held)]
+
+
+def as_data(run: Run, facts: dict[str, Any], ledger: dict[str, Any], held: Reconciliation) -> dict[str, Any]:
+    """The JSON of `census run`: what was predicted and measured, the plan's launches left to run.json."""
+    plan = {k: v for k, v in facts["plan"].items() if k != "launches"}
+    shown = {k: v for k, v in facts.items() if k != "plan"}
+    return {"run": str(run.folder), **shown, "prediction": plan, "ledger": ledger, "reconciliation": asdict(held)}
+
+
+def _more(held: Reconciliation) -> list[str]:
+    return [f"mismatch: {held.more} more differences"] if held.more else []
