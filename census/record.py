@@ -7,7 +7,6 @@ backends that run on the host. Everything after recording reads one kind of file
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from pathlib import Path
 from census import runlog, trace
 from census.errors import CensusError
 
+STDERR = 2  # file descriptor
 NSYS_PROFILE = ("nsys", "profile", "-t", "cuda,nvtx", "--cuda-graph-trace=node", "--export", "sqlite",
                 "--force-overwrite", "true", "-o")  # fmt: skip
 
@@ -70,7 +70,7 @@ def record(command: Sequence[str], recorder: Recorder, target: Path) -> None:
     folder.mkdir(parents=True)
     try:
         argv = recorder.wrap(command, folder)
-        done = subprocess.run(argv, stdout=sys.stderr, env=os.environ | recorder.env(folder))
+        done = subprocess.run(argv, stdout=STDERR, env=os.environ | recorder.env(folder))
         if done.returncode:
             raise CensusError(f"{' '.join(command)} ended with exit code {done.returncode}; its message is above")
         recorder.finish(folder, target)

@@ -89,6 +89,7 @@ def _facts(run: Run, plan: dict[str, Any], recorder: str, started: str, bench: P
     bench.unlink()
     model = Path(plan["model"])
     shown = ["minfer", *bench_command(run, Path("bench.json"))[len(MINFER) :]]
+    shown[shown.index(run.model)] = model.name  # runs are shared: no path of this machine in them
     return {
         "command": shown,
         "date": started,

@@ -16,9 +16,9 @@ from minfer.progress import bar
 
 app = typer.Typer(
     name="minfer",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="A decode engine whose plan is data: what one step will launch is known before it runs.",
 )
 
@@ -48,9 +48,14 @@ def main() -> None:
 
 
 def _say(message: str) -> int:
-    if message:  # empty: the help was printed, since no command was given
-        print(f"minfer: {message}", file=sys.stderr)  # noqa: T201
+    print(f"minfer: {message}", file=sys.stderr)  # noqa: T201
     return 2
+
+
+@app.callback(invoke_without_command=True)
+def _commands(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def emit(data: Any, parts: Sequence[Any], as_json: bool) -> None:
@@ -72,7 +77,7 @@ def open_model(model: str) -> GGUF:
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(help="A known name (smollm2-135m) or hf:ORG/REPO:FILE.gguf.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A known name (smollm2-135m) or hf:ORG/REPO:FILE.gguf.")],
 ) -> None:
     """Fetch a model into the cache and print where it lies; a second call is instant.
 
@@ -226,7 +231,7 @@ def dequantize(
 
 @app.command()
 def synth(
-    preset: Annotated[str, typer.Argument(help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")],
+    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     vocab_from: Annotated[str | None, typer.Option(help="A model that lends its vocabulary and tokenizer.")] = None,
