@@ -17,7 +17,7 @@ from census.schema import COPY_KINDS
 from census.trace import Ints, Trace
 
 KERNEL, COPY, SET, REPLAY = range(4)  # REPLAY: a whole graph, kernels inside not visible
-_CONCEPTS = {KERNEL: "kernels", COPY: "copies", SET: "sets", REPLAY: "replays"}
+CONCEPTS = {KERNEL: "kernels", COPY: "copies", SET: "sets", REPLAY: "replays"}
 # What the `name` column means per kind: a string id, a copy kind, nothing, a graph id.
 _NAME_COLUMN = {KERNEL: "name", COPY: "kind", SET: "bytes", REPLAY: "graph"}
 _INT_MAX = 2**31 - 1
@@ -30,7 +30,6 @@ class Activity:
     start: Ints
     end: Ints
     device: NDArray[np.int32]
-    stream: NDArray[np.int32]
     pid: Ints  # nsys' serialized process id, without its thread bits
     corr: Ints  # -1 unknown
     name: NDArray[np.int32]  # see _NAME_COLUMN
@@ -47,7 +46,7 @@ class Activity:
 
 def load(trace: Trace) -> Activity:
     """Read kernels, copies, sets and whole-graph replays. Raises CensusError when the device did nothing."""
-    parts = [_read(trace, kind) for kind in _CONCEPTS]
+    parts = [_read(trace, kind) for kind in CONCEPTS]
     cols = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     del parts
     if not np.isin(cols["kind"], (KERNEL, REPLAY)).any():
@@ -62,13 +61,12 @@ def load(trace: Trace) -> Activity:
 
 def _read(trace: Trace, kind: int) -> dict[str, NDArray]:
     has_node = kind != REPLAY
-    names = ["start", "end", "device", "stream", "pid", "corr", _NAME_COLUMN[kind], *(["node"] if has_node else [])]
-    got = tr.columns(trace, _CONCEPTS[kind], *names)
+    names = ["start", "end", "device", "pid", "corr", _NAME_COLUMN[kind], *(["node"] if has_node else [])]
+    got = tr.columns(trace, CONCEPTS[kind], *names)
     n = len(got["start"])
     cols: dict[str, NDArray] = {
         "start": got["start"], "end": got["end"],
-        "device": got["device"].astype(np.int32), "stream": got["stream"].astype(np.int32),
-        "pid": got["pid"] >> 24, "corr": got["corr"],
+        "device": got["device"].astype(np.int32), "pid": got["pid"] >> 24, "corr": got["corr"],
         "name": np.zeros(n, np.int32) if kind == SET else got[_NAME_COLUMN[kind]].astype(np.int32),
         "node": got["node"] if has_node else np.zeros(n, np.int64),
         "kind": np.full(n, kind, np.int8), "source": np.arange(n, dtype=np.int32),
@@ -115,15 +113,21 @@ def factor(values: NDArray) -> tuple[NDArray, NDArray[np.int64]]:
     """
     low = int(values.min()) if len(values) else 0
     span = int(values.max()) - low + 1 if len(values) else 0
+    if span == 1:
+        return values[:1], np.zeros(len(values), np.int64)
     if 0 < span <= len(values) + (1 << 16):
         offset = (values - low).astype(np.int64)
         present = np.zeros(span, np.bool_)
         present[offset] = True
         return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[offset]
-    heads = np.ones(len(values), np.bool_)
-    heads[1:] = values[1:] != values[:-1]
+    heads = run_heads(values)
     distinct, code = np.unique(values[heads], return_inverse=True)
-    return distinct, code.reshape(-1)[np.cumsum(heads) - 1]
+    return distinct, np.repeat(code.reshape(-1), np.diff(heads, append=len(values)))
+
+
+def run_heads(values: NDArray) -> NDArray[np.int64]:
+    """Where a value differs from the one before it; 0 is always among them."""
+    return np.flatnonzero(np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1])))
 
 
 def _why_no_kernels(trace: Trace) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from census import ranges
 from census import trace as tr
-from census.activity import KERNEL, Activity, factor, family_name, work_name
+from census.activity import CONCEPTS, KERNEL, Activity, factor, family_name, work_name
 from census.errors import CensusError
 from census.launches import Launches
 from census.ranges import NONE, Ranges
@@ -76,7 +76,11 @@ def _shape(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Ke
 
 
 def _stream(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Keys:
-    distinct, code = factor((act.device.astype(np.int64) << 32) | (act.stream.astype(np.int64) & 0xFFFFFFFF))
+    stream = np.zeros(len(act), np.int64)
+    for kind, concept in CONCEPTS.items():
+        mine = act.kind == kind
+        stream[mine] = tr.columns(trace, concept, "stream")["stream"][act.source[mine]]
+    distinct, code = factor((act.device.astype(np.int64) << 32) | (stream & 0xFFFFFFFF))
     return Keys(code, tuple(f"device {int(d) >> 32} stream {int(d) & 0xFFFFFFFF}" for d in distinct))
 
 

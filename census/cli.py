@@ -16,7 +16,7 @@ from census import run as run_lib
 from census.errors import CensusError
 from census.reconcile import reconcile
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Where the time of a decode step goes, from traces of any engine.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -25,11 +25,12 @@ Symbols = NDArray[np.int64]
 class Period:
     """The best lag, its match, the stretches [lo, hi) of the sequence that repeat at it, and the layer's lag.
 
-    Without a stretch there is no steady step; `match` is then that of the whole sequence.
+    Without a stretch there is no steady step; `match` is then `whole`.
     """
 
     lag: int
-    match: float
+    match: float  # inside the stretches
+    whole: float  # of the whole sequence
     stretches: tuple[tuple[int, int], ...]
     layer: int | None
 
@@ -39,11 +40,11 @@ def find(symbols: Symbols) -> Period | None:
     if len(symbols) < 4:
         return None
     lag = _best(symbols, _candidates(symbols, len(symbols) // 2), _TIE)
-    stretches = _steady(symbols, lag)
+    whole, stretches = _match(symbols, lag), _steady(symbols, lag)
     if 2 * sum(hi - lo for lo, hi in stretches) < len(symbols):  # a few repeats in the middle of something else
-        return Period(lag, _match(symbols, lag), (), None)
+        return Period(lag, whole, whole, (), None)
     same = [symbols[lo : hi - lag] == symbols[lo + lag : hi] for lo, hi in stretches]
-    return Period(lag, float(np.concatenate(same).mean()), stretches, _layer(symbols, lag, stretches[0]))
+    return Period(lag, float(np.concatenate(same).mean()), whole, stretches, _layer(symbols, lag, stretches[0]))
 
 
 def _match(symbols: Symbols, lag: int) -> float:
@@ -72,8 +73,8 @@ def _candidates(symbols: Symbols, longest: int) -> list[int]:
     spectrum = np.fft.rfft(signs, 2 * n, axis=1)
     corr = np.fft.irfft((np.abs(spectrum) ** 2).sum(axis=0), 2 * n)[1 : longest + 1]
     corr /= n - np.arange(1, longest + 1)
-    corr[0] = -np.inf  # the next launch: one kernel repeated is not a step
-    return [int(lag) + 1 for lag in np.argsort(-corr, kind="stable")[:_CANDIDATES]]
+    order = np.argsort(-corr, kind="stable")
+    return [int(i) + 1 for i in order if i][:_CANDIDATES]  # not a lag of 1: one kernel repeated is not a step
 
 
 def _steady(symbols: Symbols, lag: int) -> tuple[tuple[int, int], ...]:

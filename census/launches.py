@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from census import trace as tr
-from census.activity import KERNEL, REPLAY, Activity
+from census.activity import KERNEL, REPLAY, Activity, factor, run_heads
 from census.trace import Ints, Trace
 
 _LAUNCH = re.compile(r"^cu(da)?Launch")
@@ -56,15 +56,14 @@ def join(trace: Trace, act: Activity) -> Launches:
             warnings.append("kernels carry no process id and several processes called the API: launches may be mixed")
         pid = np.zeros_like(pid)
     # The first call per key is the outermost: a runtime call comes before the driver call it makes.
-    order = np.lexsort((api["start"], _key(pid, api["corr"])))
-    keys = _key(pid, api["corr"])[order]
-    call = _find(keys, order, _key(act.pid, act.corr))
-    call[act.corr < 0] = -1
+    key = _key(pid, api["corr"])
+    order = np.lexsort((api["start"], key))
+    order = order[np.diff(key[order], prepend=key[order][:1] - 1) != 0]
+    call = _find(key[order], order.astype(np.int32), act)
     known = call >= 0
-    time, tid = np.full(len(act), np.iinfo(np.int64).min), np.full(len(act), -1, np.int64)
-    if len(order):
-        time[known], tid[known] = api["start"][call[known]], api["tid"][call[known]]
-    identity = _identity(trace, act, call, api)
+    time = np.where(known, _take(api["start"], call), np.iinfo(np.int64).min)
+    tid = np.where(known, _take(api["tid"], call), -1)
+    identity = _identity(trace, act, call, api, order)
     return Launches(call, time, tid, identity, (*warnings, *_complaints(trace, act, call, identity)))
 
 
@@ -72,21 +71,19 @@ def _key(pid: Ints, corr: Ints) -> Ints:
     return (pid << 32) ^ (corr & 0xFFFFFFFF)
 
 
-def _find(keys: Ints, order: Ints, wanted: Ints) -> NDArray[np.int32]:
-    """Index (into the unsorted table) of the first entry with each wanted key, -1 where there is none."""
+def _find(keys: Ints, calls: NDArray[np.int32], act: Activity) -> NDArray[np.int32]:
+    """The call with each piece of work's key, -1 where there is none. `keys` are sorted."""
     if not len(keys):
-        return np.full(len(wanted), -1, np.int32)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, order[at], -1).astype(np.int32)
+        return np.full(len(act), -1, np.int32)
+    wanted = _key(act.pid, act.corr)
+    heads = run_heads(wanted)  # all nodes of a replay share one key: look it up once
+    at = np.minimum(np.searchsorted(keys, wanted[heads]), len(keys) - 1)
+    found = np.where((keys[at] == wanted[heads]) & (act.corr[heads] >= 0), calls[at], -1).astype(np.int32)
+    return np.repeat(found, np.diff(heads, append=len(wanted)))
 
 
-def _outermost(api: dict[str, Ints]) -> NDArray[np.bool_]:
-    """Which calls are the first of their (process, correlation id): older exports list runtime and driver call."""
-    key = _key(api["tid"] >> 24, api["corr"])
-    order = np.lexsort((api["start"], key))
-    first = np.zeros(len(key), np.bool_)
-    first[order] = np.diff(key[order], prepend=key[order][:1] - 1) != 0
-    return first
+def _take(values: Ints, at: NDArray[np.int32]) -> Ints:
+    return values[np.maximum(at, 0)] if len(values) else np.zeros(len(at), np.int64)
 
 
 def _named(names: Ints, text: dict[int, str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
@@ -94,21 +91,22 @@ def _named(names: Ints, text: dict[int, str], pattern: re.Pattern[str]) -> NDArr
     return np.isin(names, np.array(ids, np.int64))
 
 
-def _identity(trace: Trace, act: Activity, call: NDArray, api: dict[str, Ints]) -> Identity:
+def _identity(trace: Trace, act: Activity, call: NDArray, api: dict[str, Ints], outermost: NDArray) -> Identity:
     kernel = act.kind == KERNEL
     node = kernel & (act.node != 0)
-    orphan = kernel & (call < 0) & ~node
-    replay_keys = np.unique(_key(act.pid, act.corr)[node | (act.kind == REPLAY)])
-    kernels, replayed, lost = int(kernel.sum()), int(node.sum()), int(orphan.sum())
+    key = _key(act.pid, act.corr)[node | (act.kind == REPLAY)]
+    replays = len(np.unique(key[run_heads(key)]))
+    kernels, replayed = int(kernel.sum()), int(node.sum())
+    lost = int((kernel & (call < 0) & ~node).sum())
     if "api" not in trace.rows:
-        return Identity(kernels, kernels - replayed, replayed, 0, len(replay_keys), None, None, None, None)
-    text = tr.strings(trace, np.unique(api["name"]).tolist())
-    launch = np.flatnonzero(_named(api["name"], text, _LAUNCH))
-    launch = launch[_outermost(api)[launch]]
-    idle = launch[~np.isin(launch, call[kernel & (call >= 0)])]
+        return Identity(kernels, kernels - replayed, replayed, 0, replays, None, None, None, None)
+    text = tr.strings(trace, factor(api["name"])[0].tolist())
+    used = np.zeros(len(api["start"]) + 1, np.bool_)
+    used[call[kernel]] = True  # -1 marks the spare place at the end
+    idle = outermost[_named(api["name"][outermost], text, _LAUNCH) & ~used[outermost]]
     captured = _in_capture(api, text, idle)
-    return Identity(kernels, kernels - replayed - lost, replayed, lost, len(replay_keys),
-                    int(_named(api["name"], text, _GRAPH_LAUNCH).sum()), int(captured.sum()),
+    return Identity(kernels, kernels - replayed - lost, replayed, lost, replays,
+                    int(_named(api["name"][outermost], text, _GRAPH_LAUNCH).sum()), int(captured.sum()),
                     int((~captured).sum()), int((kernel & (call >= 0)).sum()))
 
 
@@ -136,7 +134,7 @@ def _complaints(trace: Trace, act: Activity, call: NDArray, ident: Identity) -> 
     if ident.launches_without_kernel:
         out.append(f"{ident.launches_without_kernel} launch calls outside a capture left no kernel (the window is cut)")
     eager = call[(act.kind == KERNEL) & (act.node == 0) & (call >= 0)]
-    shared = len(eager) - len(np.unique(eager))
+    shared = len(eager) - len(factor(eager)[0])
     if shared:
         out.append(f"{shared} eager kernels share their launch call with another kernel")
     if ident.graph_launches is not None and ident.graph_launches > ident.replays:

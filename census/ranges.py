@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from census import trace as tr
+from census.activity import run_heads
 from census.schema import NVTX_DOMAIN, NVTX_PUSH_POP, NVTX_START_END
 from census.trace import Ints, Trace
 
@@ -131,9 +132,7 @@ def _lookup(lane: Lane, when: Ints, nearest: Ids | None) -> Ids:
 
 def _distinct(values: Ints) -> list[int]:
     """Distinct values of an array of long runs, without sorting all of it."""
-    heads = np.ones(len(values), np.bool_)
-    heads[1:] = values[1:] != values[:-1]
-    return [int(v) for v in np.unique(values[heads])]
+    return [int(v) for v in np.unique(values[run_heads(values)])]
 
 
 def nearest_where(ranges: Ranges, wanted: NDArray[np.bool_]) -> Ids:

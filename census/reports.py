@@ -87,5 +87,5 @@ def _head(made: Ledger) -> tuple[str, ...]:
     lines.append(f"{ident.kernels:,} kernels = {ident.eager:,} eager launches + {ident.replayed:,} replayed nodes"
                  + (f" + {ident.without_launch:,} of unknown launch" if ident.without_launch else "") + said)
     if made.total.between_us is not None:
-        lines.append(f"between steps the device spends {made.total.between_us:,.1f} µs (mean)")
+        lines.append(f"from the end of a step to the next: {made.total.between_us:,.1f} µs (mean, not in the ledger)")
     return tuple(lines)

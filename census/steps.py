@@ -5,7 +5,7 @@ no evidence is good enough, no steps are invented: the whole trace is the unit a
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from census.trace import Trace
 STEP_TEXT = re.compile(r"(?i)decode|step|generate")
 NEVER_TEXT = re.compile(r"(?i)prefill|warm[-_ ]?up")
 _NUMBERED = re.compile(r"\d\W*$")
+_SURE = 0.995  # a whole trace that repeats this well needs no pause between its steps to be believed
 _PAUSE = 5_000  # ns; a shorter idle time says nothing about where a step begins
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd multiplier: (name, grid, block) become one number
 
@@ -163,13 +164,13 @@ def by_graph(act: Activity) -> Steps:
     if not inside.any():
         return Steps(np.full(len(act), -1, np.int32), 0, "graph", "no graph replays")
     graph = np.where(act.kind == REPLAY, act.name, act.node >> 32)
-    ids, code = factor(np.where(inside, (graph << 1) | 1, 0))
+    ids, code = factor(np.where(inside, graph, -1))  # -1: not in a graph
     busy = np.bincount(code, act.exposed * inside, len(ids))
     mine = inside & (code == int(busy.argmax()))
-    _, replay = factor((act.pid << 32) ^ (act.corr & 0xFFFFFFFF))
+    _, replay = factor(np.where(mine, (act.pid << 32) ^ (act.corr & 0xFFFFFFFF), -1))
     of, count = _instances(act, np.where(mine, _in_time_order(replay, mine), -1))
     unit = "whole-graph rows" if (act.kind[mine] == REPLAY).all() else "kernels with graph nodes"
-    return Steps(of, count, "graph", f"replays of graph {int(ids[busy.argmax()]) >> 1} ({unit})",
+    return Steps(of, count, "graph", f"replays of graph {int(ids[busy.argmax()])} ({unit})",
                  excluded=_excluded(act, of, "other graphs", inside))
 
 
@@ -186,12 +187,15 @@ def _in_time_order(code: NDArray, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 def by_lag(trace: Trace, act: Activity) -> Steps:
     """Steps of the best lag of the launch sequence, device by device."""
     symbols = _symbols(trace, act)
-    of, count, periods = np.full(len(act), -1, np.int32), 0, []
+    of, count, periods, doubtful = np.full(len(act), -1, np.int32), 0, [], False
     for device in np.unique(act.device):
         rows = np.flatnonzero(_work(act) & (act.device == device))
         period = lag.find(symbols[rows])
         if period is None:
             continue
+        if period.whole < _SURE and not _paced(act.gap[rows], period):
+            doubtful = period.whole >= lag.THRESHOLD
+            period = period if doubtful else replace(period, match=period.whole, stretches=())
         periods.append((len(rows), period))
         for lo, hi in period.stretches:
             count = _cut(act, rows[lo:hi], period.lag, of, count)
@@ -202,9 +206,26 @@ def by_lag(trace: Trace, act: Activity) -> Steps:
     if not count:
         return Steps(of, 0, "lag", f"no steady step: {said}", best.match, None)
     lags = sorted({p.lag for _, p in periods if p.stretches})
-    warnings = (f"devices differ in their step: {', '.join(map(str, lags))} launches",) if len(lags) > 1 else ()
-    return Steps(of, count, "lag", said, best.match, best.layer, warnings=warnings,
+    warnings = [f"devices differ in their step: {', '.join(map(str, lags))} launches"] if len(lags) > 1 else []
+    if doubtful:
+        warnings.append(f"match {best.whole:.3f}, and no pause recurs with it: what repeats may be a layer, not a step")
+    return Steps(of, count, "lag", said, best.match, best.layer, warnings=tuple(warnings),
                  excluded=_excluded(act, of, "warm-up, prefill and partial steps", np.ones(len(act), np.bool_)))
+
+
+def _paced(gap: NDArray[np.int64], period: lag.Period) -> bool:
+    """Whether a pause of the host recurs once per lag.
+
+    Where only stretches of a trace repeat, the lag may be the layer of a single step; but a decode loop waits for
+    its token between steps, and nothing waits between layers.
+    """
+    for lo, hi in period.stretches:
+        steps = (hi - lo) // period.lag
+        idle = np.median(gap[lo : lo + steps * period.lag].reshape(steps, period.lag), axis=0)
+        second, first = np.sort(idle)[-2:]
+        if steps < 2 or first < max(_PAUSE, 3 * second):
+            return False
+    return True
 
 
 def _floor(match: float) -> str:

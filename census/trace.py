@@ -9,9 +9,11 @@ import os
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from multiprocessing import current_process, get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from census.schema import COLUMNS, EXPORT_TABLES, TABLES, Column
 
 Ints = NDArray[np.int64]
 
+_PARALLEL_ROWS = 500_000  # below this starting processes costs more than it saves
+_PART_ROWS = 300_000  # rows read in one go: what a worker holds at a time
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -88,16 +92,20 @@ def open_trace(path: Path | str) -> Trace:
     path = Path(path)
     check_file(path)
     with _reading(path):
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    return from_connection(path, db)
+        return from_connection(path, _connect(path))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # Windows exports hold other encodings
+    return db
 
 
 def from_connection(path: Path, db: sqlite3.Connection) -> Trace:
     """Views and facts over an open database that holds nsys' tables."""
-    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # Windows exports hold other encodings
     with _reading(path):
-        found = {name: list(_table_columns(db, name)) for (name,) in _tables(db)}
-        rows = {c: n for c in TABLES if (n := _make_view(db, c, found))}
+        made = [concept for concept, view in _views(db).items() if db.execute(view)]
+        rows = {c: int(db.execute(f"SELECT count(*) FROM {c}").fetchone()[0]) for c in made}
         export, capture = _pairs(db, rows, "meta_export"), _pairs(db, rows, "meta_capture")
         devices = _devices(db, rows)
     mode = next((v for k, v in capture.items() if k.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")), None)
@@ -123,17 +131,18 @@ def _spellings(concept: str) -> Iterator[str]:
     return (table + suffix for table in TABLES[concept] for suffix in ("", "_V2", "_V3"))
 
 
-def _make_view(db: sqlite3.Connection, concept: str, found: dict[str, list[str]]) -> int:
-    """Create the TEMP view of a concept over the first table that can serve it; the number of its rows."""
-    for table in _spellings(concept):
-        select = _select(concept, found.get(table, []))
-        if select is None:
-            continue
-        count: int = db.execute(f"SELECT count(*) FROM main.{quote(table)}").fetchone()[0]
-        if count:
-            db.execute(f"CREATE TEMP VIEW {concept} AS SELECT rowid AS row, {select} FROM main.{quote(table)}")
-            return count
-    return 0
+def _views(db: sqlite3.Connection) -> dict[str, str]:
+    """concept -> the statement that makes its TEMP view, over the first table that can serve it and is not empty."""
+    found = {name: list(_table_columns(db, name)) for (name,) in _tables(db)}
+    views = {}
+    for concept in TABLES:
+        for table in _spellings(concept):
+            select = _select(concept, found.get(table, []))
+            source = f"main.{quote(table)}"
+            if select and db.execute(f"SELECT EXISTS (SELECT 1 FROM {source})").fetchone()[0]:
+                views[concept] = f"CREATE TEMP VIEW {concept} AS SELECT rowid AS row, {select} FROM {source}"
+                break
+    return views
 
 
 def _select(concept: str, has: list[str]) -> str | None:
@@ -169,31 +178,62 @@ def columns(trace: Trace, concept: str, *names: str) -> dict[str, Ints]:
 
     Rows in which one of them is not an integer are left out, counted in `trace.warnings`.
     """
-    if concept not in trace.rows:
+    rows = trace.rows.get(concept, 0)
+    if not rows:
         return {n: np.empty(0, np.int64) for n in names}
-    listed = ", ".join(quote(n) for n in names)
     with _reading(trace.path):
+        parts = _split(trace, concept) if rows > _PARALLEL_ROWS else []
         try:
-            flat = _integers(trace.db.execute(f"SELECT {listed} FROM {concept}"), len(names) * trace.rows[concept])
+            if len(parts) > 1:
+                return _read_parallel(trace.path, concept, names, parts)
+            return _integers(trace.db.execute(_query(concept, names)), names, rows)
         except (TypeError, ValueError):  # a NULL or a text among them: slower, but only then
-            flat = _clean_integers(trace, concept, names)
+            return _clean_integers(trace, concept, names)
+
+
+def _query(concept: str, names: Sequence[str]) -> str:
+    return f"SELECT {', '.join(quote(n) for n in names)} FROM {concept}"
+
+
+def _integers(cursor: Iterable[Sequence[int]], names: Sequence[str], rows: int = -1) -> dict[str, Ints]:
+    flat = np.fromiter(chain.from_iterable(cursor), np.int64, rows * len(names) if rows >= 0 else -1)
     table = flat.reshape(-1, len(names))
     return {n: np.ascontiguousarray(table[:, i]) for i, n in enumerate(names)}
 
 
-def _integers(cursor: Iterable[Sequence[int]], count: int) -> Ints:
-    return np.fromiter(chain.from_iterable(cursor), np.int64, count)
-
-
-def _clean_integers(trace: Trace, concept: str, names: Sequence[str]) -> Ints:
+def _clean_integers(trace: Trace, concept: str, names: Sequence[str]) -> dict[str, Ints]:
     where = " AND ".join(f"typeof({quote(n)}) = 'integer'" for n in names)
-    listed = ", ".join(quote(n) for n in names)
-    flat = np.fromiter(chain.from_iterable(trace.db.execute(f"SELECT {listed} FROM {concept} WHERE {where}")), np.int64)
-    lost = trace.rows[concept] - len(flat) // len(names)
+    got = _integers(trace.db.execute(f"{_query(concept, names)} WHERE {where}"), names)
+    lost = trace.rows[concept] - len(got[names[0]])
     note = f"{lost} of {trace.rows[concept]} rows of {concept} left out: {', '.join(names)} must all be integers"
     if note not in trace.warnings:
         trace.warnings.append(note)
-    return flat
+    return got
+
+
+def _split(trace: Trace, concept: str) -> list[tuple[int, int]]:
+    """Row number ranges to read apart; one where no process can be started or the trace has no file."""
+    if current_process().daemon or not trace.path.is_file() or (os.cpu_count() or 1) < 2:
+        return []
+    low, high = trace.db.execute(f"SELECT min(row), max(row) FROM {concept}").fetchone()
+    return [(at, min(at + _PART_ROWS, high + 1)) for at in range(low, high + 1, _PART_ROWS)]
+
+
+def _read_parallel(path: Path, concept: str, names: Sequence[str], parts: list[tuple[int, int]]) -> dict[str, Ints]:
+    """SQLite hands out about a million rows a second per core; more processes make use of the other cores."""
+    workers = min(4, len(parts), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        got = list(pool.map(_read_part, *zip(*((path, concept, names, lo, hi) for lo, hi in parts), strict=True)))
+    return {n: np.concatenate([part.pop(n) for part in got]) for n in names}
+
+
+def _read_part(path: Path, concept: str, names: Sequence[str], low: int, high: int) -> dict[str, Ints]:
+    db = _connect(path)
+    try:
+        db.execute(_views(db)[concept])
+        return _integers(db.execute(f"{_query(concept, names)} WHERE row >= ? AND row < ?", (low, high)), names)
+    finally:
+        db.close()
 
 
 def records(trace: Trace, concept: str, *names: str) -> list[tuple[Any, ...]]:
