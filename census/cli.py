@@ -2,7 +2,7 @@
 
     census ledger trace.sqlite
     census ledger trace.sqlite --by op --json
-    census ledger trace.sqlite --steps lag
+    census diff before.sqlite after.sqlite --window window.json
 """
 
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from census import diff as diff_lib
 from census import ledger as ledger_lib
-from census import output, reports
+from census import output, reports, timing
 from census import run as run_lib
 from census.errors import CensusError
 from census.reconcile import reconcile
@@ -24,6 +25,7 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="DB", help="Also write the rows into this sqlite file.")]
 By = Annotated[str, typer.Option("--by", help="kernel, family, shape, op, layer, range or stream.")]
 StepsHow = Annotated[str, typer.Option("--steps", help="auto, nvtx, nvtx:REGEX, graph, lag or none (the whole trace).")]
+Top = Annotated[int, typer.Option("--top", min=0, help="Rows before 'other'; 0 shows all.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -37,7 +39,9 @@ def ledger(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="An nsys sqlite export, or a recording of this tool.")],
     by: By = "kernel",
     steps: StepsHow = "auto",
-    top: Annotated[int, typer.Option("--top", min=0, help="Rows before 'other'; 0 shows all.")] = 30,
+    time_from: Annotated[str | None, typer.Option("--time-from", metavar="FILE", help="True step time: a whole-graph "
+                         "recording of the same command, or the benchmark's JSON.")] = None,
+    top: Top = 30,
     as_json: Json = False,
     as_csv: Csv = False,
     save: Save = None,
@@ -45,7 +49,8 @@ def ledger(
     """What each kernel adds to a decode step, in exposed time; rows, gaps and residual add up to the step."""
     with output.working(f"reading {trace}"):
         made = ledger_lib.of_file(trace, steps=steps, by=by)
-    output.emit(reports.ledger(made, top), as_json=as_json, as_csv=as_csv, save=save)
+        time = timing.beside(made, time_from) if time_from else None
+    output.emit(reports.ledger(made, top, time), as_json=as_json, as_csv=as_csv, save=save)
 
 
 @app.command()
@@ -78,3 +83,23 @@ def run(
     if not held.holds:
         raise CensusError(f"{wanted.folder}: the trace does not launch what the plan says ({held.matching} of "
                           f"{held.steps} steps do); the recording is kept")
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="The trace before.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The trace after.")],
+    by: By = "kernel",
+    steps: StepsHow = "auto",
+    window: Annotated[Path | None, typer.Option("--window", metavar="W.json", help="The interleaved window of the same "
+                      "two arms: does the clock agree?")] = None,
+    top: Top = 30,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    save: Save = None,
+) -> None:
+    """What changed per step from A to B: kernels added, removed and changed, largest effect first."""
+    with output.working(f"reading {a} and {b}"):
+        before, after = (ledger_lib.of_file(path, steps=steps, by=by) for path in (a, b))
+        made = diff_lib.ledgers(before, after, window)
+    output.emit(reports.diff(made, top), as_json=as_json, as_csv=as_csv, save=save)

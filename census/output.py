@@ -108,7 +108,7 @@ def name(value: Any) -> str:
 
 def number(digits: int, *, sign: bool = False) -> Callable[[Any], str]:
     """Writes a number with thousands separators and `digits` decimals; unknown is left empty."""
-    return lambda v: "" if v is None else f"{v:{'+' if sign else ''},.{digits}f}"
+    return lambda v: "" if v is None else f"{v:{'+' if sign else ''}z,.{digits}f}"  # z: no negative zero
 
 
 def count(value: Any) -> str:
