@@ -84,7 +84,7 @@ def synth(
     preset = PRESETS[name]
 
     def fill(writer: gguf.GGUFWriter) -> None:
-        _add_hyperparameters(writer, name, preset)
+        add_hyperparameters(writer, name, preset)
         _add_vocabulary(writer, preset.vocab, vocab_from)
 
     def data(tensor: NewTensor) -> Iterator[np.ndarray]:
@@ -206,7 +206,7 @@ SCALES: dict[str, tuple[int, Callable[[np.random.Generator, float], np.ndarray]]
 }
 
 
-def _add_hyperparameters(writer: gguf.GGUFWriter, name: str, p: Preset) -> None:
+def add_hyperparameters(writer: gguf.GGUFWriter, name: str, p: Preset) -> None:
     writer.add_name(f"synthetic {name}, random weights")
     writer.add_block_count(p.layers)
     writer.add_context_length(p.context)

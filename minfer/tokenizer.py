@@ -45,9 +45,20 @@ PRE: dict[str, Pre] = {
 
 # tokens that end a generation by their text, as in llama.cpp; it also lists fill-in-the-middle separators
 END_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS]"
-    " <|end_of_text|> <end_of_utterance> <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|>"
-    " <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>".split()
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]"),
+        *(
+            "</s>",
+            "<|endoftext|>",
+            "<|end_of_text|>",
+            "<end_of_turn>",
+            "<end_of_utterance>",
+            "<｜end▁of▁sentence｜>",
+            "[EOS]",
+        ),
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
+        *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    )
 )
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
@@ -72,7 +83,7 @@ class Tokenizer:
         return len(self.tokens)
 
     def encode(self, text: str, special: bool = True, add_bos: bool | None = None) -> list[int]:
-        """Ids of `text`. With `special` control tokens written in it count as such; BOS by default as the model says."""
+        """Ids of `text`. With `special`, control tokens written in it count as such; BOS is the model's choice."""
         first = self.add_bos if add_bos is None else add_bos
         ids = [self.bos] if first and self.bos is not None else []
         for piece in self._partition(_valid(text), special):
@@ -154,15 +165,15 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     for i in end_ids:
         types[i] = CONTROL  # llama.cpp overrides the type of these too
     specials = [(tokens[i], i) for i, t in enumerate(types) if t in (UNKNOWN, CONTROL, USER_DEFINED) and tokens[i]]
-    ids = {key: _token_id(metadata, key, len(tokens)) for key in ("bos", *END_KEYS)}
+    named = {key: _token_id(metadata, key, len(tokens)) for key in ("bos", *END_KEYS)}
     return Tokenizer(
         bpe=_byte_level_bpe(tokens, merges, PRE[name]),
         tokens=tokens,
         types=types,
         specials=sorted(specials, key=lambda item: -len(item[0].encode())),
-        eog=frozenset(end_ids) | {i for key in END_KEYS if (i := ids[key]) is not None},
-        bos=ids["bos"],
-        eos=ids["eos"],
+        eog=frozenset(end_ids) | {end for key in END_KEYS if (end := named[key]) is not None},
+        bos=named["bos"],
+        eos=named["eos"],
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", PRE[name].add_bos)),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         template=metadata.get("tokenizer.chat_template"),
