@@ -13,7 +13,7 @@ from minfer.gguf import open_gguf
 from minfer.gguf_write import NewFile, copy_metadata, write_gguf
 from minfer.progress import silent
 from minfer.synth import Preset, add_hyperparameters, tensors_of, weight_std, weights
-from minfer.tokenizer import PRE, load_tokenizer
+from minfer.tokenizer import PRE, USER_DEFINED, load_tokenizer
 
 NASTY = [
     "",
@@ -38,6 +38,8 @@ NASTY = [
     "١٢٣٤٥ ४५६ ⅷ ½ ² ㊿",
     "I'm you're he's we've they'll I'd don't",
     "I'M YOU'RE HE'S WE'VE THEY'LL I'D DON'T",
+    "'she'st'self'ser'sp 'the'to'th'tr 're'res'ret'rec 'ver'men'man'lle'de'dis'do",
+    "'sup 'tis 'Slow 'LLama 'rest 'medley 'Dvd 'verb 'ſ",
     "'s't're've'm'll'd 'S'T'Re'vE",
     "it’s “quoted” — dash… and–dash",
     "👩‍👩‍👧‍👦 family, 👍🏽 skin, 🇫🇷 flag, ☺️ variation",
@@ -95,17 +97,33 @@ NASTY = [
     "The quick brown fox. " * 476,
     "数据 data 123 \n" * 700,
 ]
-VOCABS = [(pre, "smollm2") for pre in PRE] + [("deepseek-r1-qwen", "qwen2_7b_header"), ("llama-bpe", "qwen2_7b_header")]
+VOCABS = [(pre, "smollm2", False) for pre in PRE]
+VOCABS += [("deepseek-r1-qwen", "qwen2_7b_header", False), ("llama-bpe", "qwen2_7b_header", False)]
+VOCABS += [("llama-bpe", "smollm2", True), ("qwen2", "smollm2", True)]
+CHANGED = {f"tokenizer.ggml.{key}" for key in ("pre", "add_bos_token", "tokens", "token_type", "merges")}
+# overlapping, so that the order in which they are cut out of a text shows
+USER_WORDS = ["in", "ing", "the", "he", "Th"]
 
 
-def write_vocab_model(path, vocab_from, pre):
-    """The smallest model llama.cpp loads with this vocabulary under another pre-tokenizer."""
+def write_vocab_model(path, vocab_from, pre, hard=False):
+    """The smallest model llama.cpp loads with this vocabulary under another pre-tokenizer.
+
+    A `hard` one has words that no merges lead to, and words of type user-defined.
+    """
     with open_gguf(vocab_from) as source:
-        preset = Preset(1, 64, 1, 1, 64, vocab=len(source.metadata["tokenizer.ggml.tokens"]), context=64, tied=True)
+        tokens, types, merges = (
+            source.metadata[f"tokenizer.ggml.{key}"].tolist() for key in ("tokens", "token_type", "merges")
+        )
+        for word in USER_WORDS if hard else ():
+            types[tokens.index(word)] = USER_DEFINED
+        preset = Preset(1, 64, 1, 1, 64, vocab=len(tokens), context=64, tied=True)
 
         def fill(writer):
             add_hyperparameters(writer, "vocabulary", preset)
-            copy_metadata(source, writer, "tokenizer.", without={"tokenizer.ggml.pre", "tokenizer.ggml.add_bos_token"})
+            copy_metadata(source, writer, "tokenizer.", without=CHANGED)
+            writer.add_token_list(tokens)
+            writer.add_token_types(types)
+            writer.add_token_merges(merges[: len(merges) // 3] if hard else merges)
             writer.add_tokenizer_pre(pre)
 
         data = lambda tensor: weights(tensor, weight_std(tensor, preset), seed=0)  # noqa: E731
@@ -113,10 +131,10 @@ def write_vocab_model(path, vocab_from, pre):
     return path
 
 
-@pytest.fixture(scope="module", params=VOCABS, ids=lambda vocab: f"{vocab[0]}, vocabulary of {vocab[1]}")
+@pytest.fixture(scope="module", params=VOCABS, ids=lambda vocab: f"{vocab[0]} {vocab[1]}{' hard' * vocab[2]}")
 def vocab_model(request, tmp_path_factory):
-    pre, source = request.param
-    return write_vocab_model(tmp_path_factory.mktemp("vocab") / "v.gguf", request.getfixturevalue(source), pre)
+    pre, source, hard = request.param
+    return write_vocab_model(tmp_path_factory.mktemp("vocab") / "v.gguf", request.getfixturevalue(source), pre, hard)
 
 
 def test_ids_are_llama_cpps(vocab_model):
