@@ -11,9 +11,12 @@ from typing import Annotated
 import typer
 
 from census import diff as diff_lib
+from census import doctor as doctor_lib
+from census import fleet as fleet_lib
+from census import fleet_report, output, reports, timing
 from census import ledger as ledger_lib
-from census import output, reports, timing
 from census import run as run_lib
+from census import scrub as scrub_lib
 from census.errors import CensusError
 from census.reconcile import reconcile
 
@@ -36,17 +39,25 @@ def _commands(context: typer.Context) -> None:
 
 @app.command()
 def ledger(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="An nsys sqlite export, or a recording of this tool.")],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="An nsys export (.sqlite, .sqlite.gz, parquetdir), an "
+                     ".nsys-rep, a recording of this tool; or a folder or glob of them.")],
     by: By = "kernel",
     steps: StepsHow = "auto",
     time_from: Annotated[str | None, typer.Option("--time-from", metavar="FILE", help="True step time: a whole-graph "
                          "recording of the same command, or the benchmark's JSON.")] = None,
+    workers: Annotated[str, typer.Option("--workers", metavar="N|tcp://HOST:PORT", help="For a folder or glob: local "
+                       "processes, or a Dask scheduler.", show_default="one per core")] = "",
     top: Top = 30,
     as_json: Json = False,
     as_csv: Csv = False,
     save: Save = None,
 ) -> None:
     """What each kernel adds to a decode step, in exposed time; rows, gaps and residual add up to the step."""
+    if fleet_lib.is_fleet(trace):
+        with output.progress("traces") as tick:
+            many = fleet_lib.run(fleet_lib.expand(trace), steps=steps, by=by, workers=workers, progress=tick)
+        output.emit(fleet_report.fleet(many, top), as_json=as_json, as_csv=as_csv, save=save)
+        return
     with output.working(f"reading {trace}"):
         made = ledger_lib.of_file(trace, steps=steps, by=by)
         time = timing.beside(made, time_from) if time_from else None
@@ -103,3 +114,27 @@ def diff(
         before, after = (ledger_lib.of_file(path, steps=steps, by=by) for path in (a, b))
         made = diff_lib.ledgers(before, after, window)
     output.emit(reports.diff(made, top), as_json=as_json, as_csv=as_csv, save=save)
+
+
+@app.command()
+def scrub(
+    source: Annotated[str, typer.Argument(metavar="IN", help="The recorded trace.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy to publish, a new sqlite file.")],
+) -> None:
+    """A copy that is safe to publish: what a census reads, and nothing of the machine or its user."""
+    with output.working(f"copying {source}"):
+        made = scrub_lib.scrub(source, out)
+    rows = sum(made.tables.values())
+    typer.echo(f"{made.out}: {rows:,} rows in {len(made.tables)} tables, {made.masked} texts masked")
+
+
+@app.command()
+def doctor(
+    trace: Annotated[str | None, typer.Argument(metavar="[TRACE]", help="Also say what this trace lacks.")] = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    save: Save = None,
+) -> None:
+    """What is installed and works together; of a trace, what it lacks and the nsys flag that would bring it."""
+    found = {"this machine": doctor_lib.environment()} | ({trace: doctor_lib.of_file(trace)} if trace else {})
+    output.emit(reports.findings(found), as_json=as_json, as_csv=as_csv, save=save)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from census import activity, attribution, launches, ranges
+from census import activity, attribution, launches, ranges, sources
 from census import steps as cut
 from census import trace as tr
 from census.activity import COPY, KERNEL, REPLAY, SET, Activity
@@ -89,7 +89,7 @@ class Ledger:
 
 def of_file(path: str, *, steps: str = "auto", by: str = "kernel") -> Ledger:
     """The ledger of an export. Raises CensusError for a file, a step method or a key that cannot be used."""
-    trace = tr.open_trace(path)
+    trace = sources.open_source(path)
     try:
         return of_trace(trace, steps=steps, by=by)
     finally:

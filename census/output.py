@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from census import trace as tr
@@ -42,6 +43,8 @@ class Report:
     data: dict[str, Any]  # the JSON object
     foot: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    above: "Report | None" = None  # a second table, printed first
+    table: list[dict[str, Any]] | None = None  # rows of the table where they are not `rows`
 
 
 def emit(report: Report, *, as_json: bool, as_csv: bool, save: Path | None = None) -> None:
@@ -80,6 +83,8 @@ def _write_csv(report: Report) -> None:
 
 
 def _print_table(report: Report) -> None:
+    if report.above:
+        _print_table(report.above)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False, emoji=False)
     for line in report.head:
         console.print(line, soft_wrap=True)
@@ -88,8 +93,9 @@ def _print_table(report: Report) -> None:
         if i == 0:
             table.add_column(column.head, no_wrap=True, overflow="ellipsis")
         else:  # figures are never cut: on a narrow terminal the name gives way
-            table.add_column(column.head, justify="right", min_width=max(map(len, column.head.split("\n"))))
-    for row in report.rows:
+            side: Literal["left", "right"] = "left" if column.show is str else "right"
+            table.add_column(column.head, justify=side, min_width=max(map(len, column.head.split("\n"))))
+    for row in report.rows if report.table is None else report.table:
         table.add_row(*(column.show(row.get(column.key)) for column in report.columns))
     if report.foot:
         table.add_section()
@@ -121,6 +127,15 @@ def count(value: Any) -> str:
 def percent(value: Any) -> str:
     """A share of 1 in percent; unknown is left empty."""
     return "" if value is None else f"{100 * value:.1f}%"
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error for work that counts itself: call what is yielded with (done, total)."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Any
 
 from census import output
 from census.diff import Change, Clock, Diff
+from census.doctor import Finding
 from census.ledger import Ledger, Row
 from census.output import Column, Report
 from census.timing import Inflation
@@ -13,9 +14,9 @@ from census.timing import Inflation
 def ledger(made: Ledger, top: int, time: Inflation | None = None) -> Report:
     """The ledger as a report; rows after the first `top` (0: none) become one row `other`."""
     shown = list(made.rows[:top] if top else made.rows)
-    rows = [_row(made, r) for r in shown]
+    rows = [ledger_row(made, r) for r in shown]
     if len(made.rows) > len(shown):
-        rows.append(_row(made, _other(made.rows[len(shown) :])))
+        rows.append(ledger_row(made, _other(made.rows[len(shown) :])))
     data = ledger_json(made, rows)
     if time:
         data |= {"time": asdict(time)}
@@ -33,7 +34,8 @@ def ledger_json(made: Ledger, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(made: Ledger, row: Row) -> dict[str, Any]:
+def ledger_row(made: Ledger, row: Row) -> dict[str, Any]:
+    """A row as JSON: its key under the name of the ledger's key, `kernel` by default."""
     values = asdict(row)
     return {made.by: values.pop("key"), **values}
 
@@ -193,3 +195,14 @@ def _clock_lines(clock: Clock) -> tuple[str, ...]:
             f"B slower in {clock.b_slower})",
             f"exposed time {said(clock.exposed_agrees)} the clock; the sum of durations "
             f"{said(clock.durations_agree)} it")
+
+
+def findings(found: dict[str, list[Finding]]) -> Report:
+    """What doctor found out about each thing it looked at, with the advice that goes with it."""
+    columns = (Column("what", "", output.name), Column("state", "", output.name), Column("seen", "seen", str),
+               Column("advice", "what to do", str))
+    rows = [{"where": where, **asdict(f)} for where, group in found.items() for f in group]
+    table = []
+    for where, group in found.items():
+        table += [{"what": where, "state": "", "seen": "", "advice": ""}, *(asdict(f) for f in group)]
+    return Report("census_doctor", (), columns, rows, {"findings": rows}, table=table)

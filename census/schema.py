@@ -107,6 +107,25 @@ COPY_KINDS: dict[int, str] = {
 }
 
 
+# What `census scrub` keeps besides the candidates above: launch facts without any text of the machine.
+SAFE_EXTRA: dict[str, tuple[str, ...]] = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        "contextId", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread",
+        "localMemoryTotal", "sharedMemoryExecuted", "clusterX", "clusterY", "clusterZ", "launchType",
+    ),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("contextId", "graphExecId"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ("contextId", "srcKind", "dstKind"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": ("contextId", "memKind"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("eventClass", "returnValue"),
+    "CUDA_GRAPH_EVENTS": ("start", "end", "eventClass", "globalTid", "nameId", "graphId", "originalGraphId",
+                          "graphExecId"),
+    "CUDA_GRAPH_NODE_EVENTS": ("end", "eventClass", "nameId"),
+    "NVTX_EVENTS": ("rangeId", "category", "color"),
+    "TARGET_INFO_GPU": ("isDiscrete", "l2CacheSize", "chipName", "computeMajor", "computeMinor"),
+}
+SAFE_META = ("EXPORT_PRODUCT_%", "EXPORT_SCHEMA_VERSION%", "%CUDA_GRAPH_TRACE_OPTIONS:MODE")  # SQL LIKE patterns
+
+
 def _ints(names: str, *, required: str = "") -> tuple[tuple[str, str], ...]:
     need = set(required.split())
     return tuple((n, "INTEGER NOT NULL" if n in need else "INTEGER") for n in names.split())

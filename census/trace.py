@@ -6,12 +6,13 @@ It does not interpret: steps, exposed time and ranges are made from these column
 """
 
 import os
+import re
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing import current_process, get_context
 from pathlib import Path
@@ -21,12 +22,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from census.errors import CensusError
-from census.schema import COLUMNS, EXPORT_TABLES, TABLES, Column
+from census.schema import (
+    COLUMNS,
+    EXPORT_TABLES,
+    NVTX_DOMAIN,
+    NVTX_PUSH_POP,
+    NVTX_START_END,
+    SAFE_META,
+    TABLES,
+    Column,
+)
 
 Ints = NDArray[np.int64]
 
 _PARALLEL_ROWS = 500_000  # below this starting processes costs more than it saves
 _PART_ROWS = 300_000  # rows read in one go: what a worker holds at a time
+_SECRET_NAME = re.compile(r"(?i)host_?name|user_?name|^user$|^logname$|^hostname$|:host$|^home$")
+_SECRET_VALUE = re.compile(r"\b(?:USER|LOGNAME|HOSTNAME)=([\w.-]+)")  # in a recorded environment
+_STRING_IDS = ("demangledName", "shortName", "mangledName", "nameId", "textId")  # columns that refer to StringIds
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -45,7 +58,8 @@ class Device:
 class Trace:
     """An open export. `rows` counts every concept that holds data; a concept not in it is absent or empty."""
 
-    path: Path
+    path: Path  # as the user named it
+    file: Path | None  # the sqlite file behind it, which other processes may open too; None: in memory
     db: sqlite3.Connection
     rows: dict[str, int]
     product: str | None
@@ -54,6 +68,7 @@ class Trace:
     graph_mode: str | None  # "Node", "Graph" or None where the export does not say
     devices: tuple[Device, ...]
     warnings: list[str] = field(default_factory=list)  # grows while columns are read
+    holder: Any = None  # keeps a temporary copy of the file alive
 
 
 @contextmanager
@@ -92,13 +107,23 @@ def open_trace(path: Path | str) -> Trace:
     path = Path(path)
     check_file(path)
     with _reading(path):
-        return from_connection(path, _connect(path))
+        return replace(from_connection(path, _connect(path)), file=path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # Windows exports hold other encodings
     return db
+
+
+def from_tables(path: Path, tables: Iterable[tuple[str, list[str], Iterable[Sequence[Any]]]]) -> Trace:
+    """A trace from (table, columns, rows) of an export that is not sqlite; held in memory."""
+    db = sqlite3.connect(":memory:")
+    with _reading(path):
+        for table, names, rows in tables:
+            db.execute(f"CREATE TABLE {quote(table)} ({', '.join(map(quote, names))})")
+            db.executemany(f"INSERT INTO {quote(table)} VALUES ({', '.join('?' * len(names))})", rows)
+        return from_connection(path, db)
 
 
 def from_connection(path: Path, db: sqlite3.Connection) -> Trace:
@@ -111,12 +136,15 @@ def from_connection(path: Path, db: sqlite3.Connection) -> Trace:
     mode = next((v for k, v in capture.items() if k.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")), None)
     if mode is None and "replays" in rows:
         mode = "Graph"
-    return Trace(path, db, rows, export.get("EXPORT_PRODUCT_NAME"), export.get("EXPORT_PRODUCT_VERSION"),
+    return Trace(path, None, db, rows, export.get("EXPORT_PRODUCT_NAME"), export.get("EXPORT_PRODUCT_VERSION"),
                  export.get("EXPORT_SCHEMA_VERSION"), mode, devices)
 
 
 def close(trace: Trace) -> None:
+    """Close the file, and remove the temporary copy that some forms of a trace are read through."""
     trace.db.close()
+    if trace.holder is not None:
+        trace.holder.cleanup()
 
 
 def _tables(db: sqlite3.Connection) -> list[tuple[str]]:
@@ -184,8 +212,8 @@ def columns(trace: Trace, concept: str, *names: str) -> dict[str, Ints]:
     with _reading(trace.path):
         parts = _split(trace, concept) if rows > _PARALLEL_ROWS else []
         try:
-            if len(parts) > 1:
-                return _read_parallel(trace.path, concept, names, parts)
+            if trace.file and len(parts) > 1:
+                return _read_parallel(trace.file, concept, names, parts)
             return _integers(trace.db.execute(_query(concept, names)), names, rows)
         except (TypeError, ValueError):  # a NULL or a text among them: slower, but only then
             return _clean_integers(trace, concept, names)
@@ -213,7 +241,7 @@ def _clean_integers(trace: Trace, concept: str, names: Sequence[str]) -> dict[st
 
 def _split(trace: Trace, concept: str) -> list[tuple[int, int]]:
     """Row number ranges to read apart; one where no process can be started or the trace has no file."""
-    if current_process().daemon or not trace.path.is_file() or (os.cpu_count() or 1) < 2:
+    if current_process().daemon or trace.file is None or (os.cpu_count() or 1) < 2:
         return []
     low, high = trace.db.execute(f"SELECT min(row), max(row) FROM {concept}").fetchone()
     return [(at, min(at + _PART_ROWS, high + 1)) for at in range(low, high + 1, _PART_ROWS)]
@@ -301,3 +329,63 @@ def _write_tables(path: Path, tables: dict[str, list[tuple[Any, ...]]]) -> None:
         db.commit()
     finally:
         db.close()
+
+
+def secrets(trace: Trace) -> set[str]:
+    """Host and user names that the export knows of, from every table of (name, value) rows."""
+    found: set[str] = set()
+    with _reading(trace.path):
+        for (table,) in _tables(trace.db):
+            if not {"name", "value"} <= set(_table_columns(trace.db, table)):
+                continue
+            rows = trace.db.execute(f"SELECT name, value FROM main.{quote(table)}")
+            for name, value in rows:
+                found |= {str(value)} if _SECRET_NAME.search(str(name)) else set(_SECRET_VALUE.findall(str(value)))
+    return {text for text in found if len(text) > 2}
+
+
+def write_copy(trace: Trace, out: Path, keep: dict[str, tuple[str, ...]], mask: Callable[[Any], Any]) -> dict[str, int]:
+    """Write the listed columns of the listed tables into a new sqlite file, every text passed through `mask`.
+
+    Of META_DATA tables only the names in SAFE_META stay, of NVTX only ranges and domains, of StringIds only what the
+    kept columns refer to. Returns rows per table. Atomic.
+    """
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with _reading(part):
+            counts = _copy_tables(trace.db, part, keep, mask)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return counts
+
+
+def _copy_tables(src: sqlite3.Connection, part: Path, keep: dict[str, tuple[str, ...]],
+                 mask: Callable[[Any], Any]) -> dict[str, int]:
+    present = {t: {c: kind for c, kind in _typed_columns(src, t) if c in keep[t]} for (t,) in _tables(src) if t in keep}
+    present = {t: cols for t, cols in present.items() if cols}
+    names = [f"SELECT {quote(c)} FROM main.{quote(t)}" for t, cols in present.items() for c in cols if c in _STRING_IDS]
+    where = {
+        "NVTX_EVENTS": f"eventType IN {(*NVTX_PUSH_POP, *NVTX_START_END, NVTX_DOMAIN)}",
+        "StringIds": f"id IN ({' UNION '.join(names) or 'NULL'})",
+    } | {t: " OR ".join(f"name LIKE '{like}'" for like in SAFE_META) for t in present if "META_DATA" in t}
+    out = sqlite3.connect(part)
+    try:
+        counts = {}
+        for table, cols in present.items():
+            listed = ", ".join(map(quote, cols))
+            rows = src.execute(f"SELECT {listed} FROM main.{quote(table)} WHERE {where.get(table, '1')}")
+            out.execute(f"CREATE TABLE {quote(table)} ({', '.join(f'{quote(c)} {k}' for c, k in cols.items())})")
+            done = out.executemany(f"INSERT INTO {quote(table)} VALUES ({', '.join('?' * len(cols))})",
+                                   ([mask(v) for v in row] for row in rows))
+            counts[table] = done.rowcount
+        out.commit()
+        return counts
+    finally:
+        out.close()
+
+
+def _typed_columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
+    """(column, declared type without constraints) of a table; only the types that an export uses."""
+    rows = db.execute(f"PRAGMA main.table_info({quote(table)})").fetchall()
+    return [(row[1], row[2] if row[2] in ("INTEGER", "TEXT", "REAL") else "") for row in rows]

@@ -1,0 +1,73 @@
+"""A copy of a trace that is safe to publish: an allow-list of columns into a new file, never a deletion from the old.
+
+What a census reads stays; environment, user, host, processes, thread names, captured output, device ids and strings
+that nothing kept refers to do not. Ranges and kernel names are text of the engine's author: they stay, with
+absolute paths, addresses and the recorded host and user names in them masked.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from census import sources
+from census import trace as tr
+from census.errors import CensusError
+from census.schema import COLUMNS, SAFE_EXTRA, TABLES
+
+_UNSAFE = ("diagnostics",)  # free text of the profiler: paths and command lines
+_ROOTS = "home|root|usr|opt|tmp|var|mnt|data|workspace|work|srv|etc|proc|Users|scratch|nfs|lustre|gpfs"
+_PATH = re.compile(rf"(?:/(?:{_ROOTS})(?:/[^\s\"'<>()|,;]*)?|\b[A-Za-z]:\\[^\s\"'<>()|,;]*)(?!\w)")
+_ADDRESS = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\b|\b(?:\d{1,3}\.){3}\d{1,3}\b")
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """What went into the copy: rows per table, and how many texts were masked."""
+
+    out: str
+    tables: dict[str, int]
+    masked: int
+
+
+def scrub(source: str, out: Path) -> Scrubbed:
+    """Write the publishable copy of a trace. Raises CensusError for a source that is no trace, or out == source."""
+    if out.exists() and Path(source).exists() and out.samefile(source):
+        raise CensusError(f"{out}: is the trace itself; a scrubbed copy goes into a new file")
+    if not out.parent.is_dir():
+        raise CensusError(f"{out}: no such folder {out.parent}; make it first")
+    trace = sources.open_source(source)
+    try:
+        names = tr.secrets(trace)
+        masked = 0
+
+        def mask(value: Any) -> Any:
+            nonlocal masked
+            clean = mask_text(value, names) if isinstance(value, str) else value
+            masked += clean is not value and clean != value
+            return clean
+
+        tables = tr.write_copy(trace, out, allowed(), mask)
+        return Scrubbed(str(out), tables, masked)
+    finally:
+        tr.close(trace)
+
+
+def allowed() -> dict[str, tuple[str, ...]]:
+    """table -> columns that may be published."""
+    keep: dict[str, tuple[str, ...]] = {}
+    for concept, tables in TABLES.items():
+        if concept in _UNSAFE:
+            continue
+        columns = [c for col in COLUMNS if col.concept == concept for c in col.candidates]
+        for table in tables:
+            keep[table] = tuple(dict.fromkeys([*columns, *SAFE_EXTRA.get(table, ())]))
+    return keep
+
+
+def mask_text(text: str, names: set[str]) -> str:
+    """A text without absolute paths, addresses and the given names of hosts and users."""
+    text = _ADDRESS.sub("[address]", _PATH.sub("[path]", text))
+    for name in sorted(names, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "[name]", text)
+    return text
