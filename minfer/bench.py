@@ -98,7 +98,7 @@ def _once(engine: Engine, test: Test, prompt: list[int]) -> Sample:
     if test.n_prompt:
         engine.prefill(prompt[test.n_depth :])
     for _ in range(test.n_gen):
-        token = int(np.argmax(engine.decode(token)))
+        token = engine.greedy(token)
         ids.append(token)
     return Sample(time.perf_counter_ns() - start, tuple(ids))
 

@@ -77,7 +77,7 @@ def open_model(model: str) -> GGUF:
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A known name (smollm2-135m) or hf:ORG/REPO:FILE.gguf.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A known name, or hf:ORG/REPO:FILE.gguf.")],
 ) -> None:
     """Fetch a model into the cache and print where it lies; a second call is instant.
 
@@ -103,13 +103,16 @@ def plan(
 
     Example: minfer plan smollm2-135m --bandwidth 30
     """
+    from minfer.cpu.backend import CpuLowering
     from minfer.engine import plan_pass
     from minfer.models import load_hparams
     from minfer.show import plan_dict, plan_tables
 
     gguf = open_model(model)
     hp = load_hparams(gguf)
-    predicted = plan_pass(gguf, hp, nt=1, n_kv=depth + 1, n_ctx=max(hp.n_ctx_train, depth + 1))
+    predicted = plan_pass(
+        gguf, hp, CpuLowering(), nt=1, n_kv=depth + 1, n_ctx=max(hp.n_ctx_train, depth + 1), greedy=True
+    )
     data = plan_dict(gguf, predicted, hp.n_layer, _bandwidth(bandwidth))
     emit(data, plan_tables(data), as_json)
 
@@ -143,7 +146,7 @@ def graph(
 
     gguf = open_model(model)
     hp = load_hparams(gguf)
-    g = build_graph(gguf, hp, tokens, hp.n_ctx_train)
+    g = build_graph(gguf, hp, tokens, hp.n_ctx_train, greedy=tokens == 1)
     lines = [f"{n.id:5} {n.op:10} {n.name:14} {n.rows}x{n.cols:<6} <- {list(n.inputs)}" for n in g.nodes]
     print(graph_dot(g) if dot else "\n".join(lines))  # noqa: T201
 
@@ -231,7 +234,9 @@ def dequantize(
 
 @app.command()
 def synth(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")],
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET", help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     vocab_from: Annotated[str | None, typer.Option(help="A model that lends its vocabulary and tokenizer.")] = None,

@@ -1,24 +1,49 @@
-"""Prefill and decode over one model: graphs are built once per batch size, positions are data."""
+"""Prefill and decode over one model: programs are built once per shape, positions are data."""
 
 import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from minfer.cpu.backend import CpuDevice, CpuLowering, Program, Progress
+from minfer.cpu.backend import CpuDevice
 from minfer.errors import UserError
 from minfer.gguf import GGUF
-from minfer.instrument import Tracer, open_tracer, walk
+from minfer.instrument import Tracer, open_tracer
 from minfer.models import build_graph, load_hparams
 from minfer.models.decoder import HParams
-from minfer.plan import Plan, make_plan
+from minfer.plan import Lowering, Plan, make_plan
+from minfer.progress import Progress
 
 N_UBATCH = 512  # tokens a prefill pass takes at most
 
 
-def plan_pass(gguf: GGUF, hp: HParams, *, nt: int, n_kv: int, n_ctx: int) -> Plan:
+class Program(Protocol):
+    """A plan bound to a device."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def run(self, tracer: Tracer, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
+        """One pass from `position` on: logits (vocab,), or the int32 bits (1,) of a greedy step's token."""
+        ...
+
+
+class Device(Protocol):
+    """Weights and KV cache of one model, somewhere."""
+
+    description: str
+
+    @property
+    def lowering(self) -> Lowering: ...
+    def bind(self, plan: Plan) -> Program: ...
+
+
+def plan_pass(
+    gguf: GGUF, hp: HParams, lowering: Lowering, *, nt: int, n_kv: int, n_ctx: int, greedy: bool = False
+) -> Plan:
     """The plan of one pass over nt tokens whose attention reads n_kv rows. Needs the header only."""
-    return make_plan(build_graph(gguf, hp, nt, n_ctx), CpuLowering(), n_kv)
+    return make_plan(build_graph(gguf, hp, nt, n_ctx, greedy), lowering, n_kv)
 
 
 class Engine:
@@ -28,12 +53,11 @@ class Engine:
         self.hp = load_hparams(gguf)
         self.gguf, self.n_ctx, self.position = gguf, n_ctx, 0
         build_graph(gguf, self.hp, 1, n_ctx)  # refuse an unsupported model before loading its weights
-        self.device = CpuDevice(gguf, progress)
+        self.device: Device = CpuDevice(gguf, progress)
         self.tracer: Tracer = open_tracer(self.device.description)
         self.label = ""  # put before the step's range name: "warmup " keeps a step out of a census
-        # one decode program; of prefill only the latest two sizes (whole chunk, remainder) keep their scratch
-        self._program = functools.lru_cache(maxsize=3)(self._build)
-        self._program(1)
+        # a decode program of each kind; of prefill the latest two sizes (whole chunk, remainder) keep their scratch
+        self._program = functools.lru_cache(maxsize=4)(self._build)
 
     def prefill(self, tokens: Sequence[int]) -> np.ndarray:
         """Process a prompt from `position` on; logits (vocab,) of its last token. Raises UserError past the context."""
@@ -41,13 +65,18 @@ class Engine:
             raise UserError("the prompt is empty: give at least one token")
         self._need_room(len(tokens))
         for first in range(0, len(tokens), N_UBATCH):
-            logits = self._run("prefill", tokens[first : first + N_UBATCH])
+            logits = self._run("prefill", tokens[first : first + N_UBATCH], greedy=False)
         return logits
 
     def decode(self, token: int) -> np.ndarray:
         """One step: one token in, logits (vocab,) of the next out."""
         self._need_room(1)
-        return self._run("decode", (token,))
+        return self._run("decode", (token,), greedy=False)
+
+    def greedy(self, token: int) -> int:
+        """One step: one token in, the likeliest next one out; its choice is a launch of the step."""
+        self._need_room(1)
+        return int(self._run("decode", (token,), greedy=True).view(np.int32)[0])
 
     def rewind(self, position: int = 0) -> None:
         """Forget every token from `position` on."""
@@ -60,18 +89,16 @@ class Engine:
                 f"shorten the prompt or raise --ctx (the model was trained for {self.hp.n_ctx_train})"
             )
 
-    def _run(self, kind: str, tokens: Sequence[int]) -> np.ndarray:
+    def _run(self, kind: str, tokens: Sequence[int], greedy: bool) -> np.ndarray:
         n_vocab = self.gguf.tensors["token_embd.weight"].rows
         if bad := next((t for t in tokens if not 0 <= t < n_vocab), None):
             raise UserError(f"token id {bad} is outside the vocabulary (0 to {n_vocab - 1})")
-        program = self._program(len(tokens))
-        program.tokens[:, 0] = tokens
-        program.positions[:, 0] = np.arange(self.position, self.position + len(tokens))
-        walk(self.tracer, f"{self.label}{kind} {self.position}", program.work)
+        step = f"{self.label}{kind} {self.position}"
+        output = self._program(len(tokens), greedy).run(self.tracer, step, tokens, self.position)
         self.position += len(tokens)
-        logits: np.ndarray = program.output[0]
-        return logits
+        return output
 
-    def _build(self, nt: int) -> Program:
-        plan = plan_pass(self.gguf, self.hp, nt=nt, n_kv=self.n_ctx, n_ctx=self.n_ctx)
+    def _build(self, nt: int, greedy: bool) -> Program:
+        lowering = self.device.lowering
+        plan = plan_pass(self.gguf, self.hp, lowering, nt=nt, n_kv=self.n_ctx, n_ctx=self.n_ctx, greedy=greedy)
         return self.device.bind(plan)

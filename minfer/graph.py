@@ -5,9 +5,9 @@ features. Positions are data (an input), so one graph of nt=1 serves every decod
 region it wrote; attention reads regions, so the order of stores and reads is data flow like everything else.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minfer.errors import UserError
@@ -82,13 +82,20 @@ class Builder:
         return self._add("rms_norm", role(w), (x,), (w,), eps=eps)
 
     def matmul(self, x: int, w: str) -> int:
-        """x (nt, id) times the transpose of w (od, id) -> (nt, od); a `.bias` beside the weight is added."""
+        """x (nt, id) times the transpose of w (od, id) -> (nt, od)."""
         rows, cols = self.shape(w)
         if cols != self.nodes[x].cols:
             raise UserError(f"tensor {w} has rows of {cols} elements; the graph feeds it {self.nodes[x].cols}")
-        out = self._add("matmul", role(w), (x,), (w,), cols=rows)
+        return self._add("matmul", role(w), (x,), (w,), cols=rows)
+
+    def bias(self, x: int, w: str) -> int:
+        """Add the `.bias` beside weight `w`, where the file has one."""
         bias = w.removesuffix(".weight") + ".bias"
-        return self._add("add_bias", role(bias), (out,), (bias,)) if self.has(bias) else out
+        return self._add("add_bias", role(bias), (x,), (bias,)) if self.has(bias) else x
+
+    def linear(self, x: int, w: str) -> int:
+        """A matmul and its bias."""
+        return self.bias(self.matmul(x, w), w)
 
     def rope(self, x: int, name: str, *, factors: str | None, params: Mapping[str, Any]) -> int:
         """Rotate pairs by position: style, head_dim, n_rot, base, scale. factors: a weight of frequency divisors."""
@@ -101,7 +108,8 @@ class Builder:
 
     def attention(self, q: int, k: int, v: int, **params: Any) -> int:
         """Causal attention of q over regions k and v. params: n_head, n_head_kv, head_dim."""
-        return self._add("attention", "attention", (q, k, v, self.positions), (), **params)
+        cols = params["n_head"] * params["head_dim"]
+        return self._add("attention", "attention", (q, k, v, self.positions), (), cols=cols, **params)
 
     def add(self, a: int, b: int, name: str) -> int:
         return self._add("add", name, (a, b), ())
@@ -112,6 +120,10 @@ class Builder:
     def last_row(self, x: int) -> int:
         """Only the last token's row: prefill needs no other logits."""
         return self._add("last_row", "last_row", (x,), (), rows=1)
+
+    def argmax(self, logits: int) -> int:
+        """The id of the largest logit: a greedy step's result."""
+        return self._add("argmax", "next_token", (logits,), (), cols=1)
 
     def finish(self, output: int) -> Graph:
         return Graph(tuple(self.nodes), self.tensors, output)
@@ -132,6 +144,42 @@ class Builder:
         shape = (first.rows if rows is None else rows, first.cols if cols is None else cols)
         self.nodes.append(Node(len(self.nodes), op, name, self._layer, inputs, weights, *shape, region, params))
         return len(self.nodes) - 1
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A rewrite of some nodes: `nodes` stand where the first of `removed` stood.
+
+    New nodes have ids -1, -2, ...; their inputs are such ids or ids of the old graph. `values` says which new node
+    stands for which removed one from then on.
+    """
+
+    removed: frozenset[int]
+    nodes: tuple[Node, ...]
+    values: Mapping[int, int]
+
+
+def splice(graph: Graph, chains: Sequence[Chain]) -> Graph:
+    """The graph with every chain put in place of the nodes it removes, renumbered."""
+    begins = {min(chain.removed): chain for chain in chains}
+    gone = {i for chain in chains for i in chain.removed}
+    new: dict[int, int] = {}
+    nodes: list[Node] = []
+
+    def put(node: Node, local: Mapping[int, int]) -> int:
+        known = {**new, **local}
+        nodes.append(replace(node, id=len(nodes), inputs=tuple(known[i] for i in node.inputs)))
+        return len(nodes) - 1
+
+    for node in graph.nodes:
+        if chain := begins.get(node.id):
+            local: dict[int, int] = {}
+            for fresh in chain.nodes:
+                local[fresh.id] = put(fresh, local)
+            new |= {old: local[i] for old, i in chain.values.items()}
+        if node.id not in gone:
+            new[node.id] = put(node, {})
+    return Graph(tuple(nodes), graph.tensors, new[graph.output])
 
 
 def role(weight: str) -> str:

@@ -25,12 +25,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Kv:
+    """The KV cache as a pass sees it."""
+
+    rows: int  # that attention reads, this pass's own included
+    bytes: int  # per element
+
+
+@dataclass(frozen=True)
 class Op:
     name: str
     inputs: tuple[str, ...]  # activations, in order
     weights: tuple[str, ...]  # weights, in order; a name ending in "?" is optional
     in_place: int | None  # the input whose buffer the output may take over when this is its last use
-    cost: Callable[["Graph", "Node", int], Cost]  # (graph, node, n_kv) -> Cost
+    cost: Callable[["Graph", "Node", "Kv"], Cost]
     help: str
 
 
@@ -38,35 +46,41 @@ def _elements(graph: "Graph", node: "Node") -> int:
     return sum(graph.nodes[i].elements for i in node.inputs)
 
 
-def _elementwise(flops_per_element: int) -> Callable[["Graph", "Node", int], Cost]:
-    def cost(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _elementwise(flops_per_element: int) -> Callable[["Graph", "Node", "Kv"], Cost]:
+    def cost(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
         return Cost(F32 * _elements(graph, node), F32 * node.elements, flops_per_element * node.elements)
 
     return cost
 
 
-def _matmul(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _matmul(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     x = graph.nodes[node.inputs[0]]
     return Cost(F32 * x.elements, F32 * node.elements, 2 * x.elements * node.cols)
 
 
-def _kv_store(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _kv_store(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     x = graph.nodes[node.inputs[0]]
-    return Cost(F32 * _elements(graph, node), F32 * x.elements, 0)
+    return Cost(F32 * _elements(graph, node), kv.bytes * x.elements, 0)
 
 
-def _attention(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _attention(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     q, k, v, positions = (graph.nodes[i] for i in node.inputs)
-    read = F32 * (q.elements + positions.elements + n_kv * (k.cols + v.cols))
+    read = F32 * (q.elements + positions.elements) + kv.bytes * kv.rows * (k.cols + v.cols)
     # q·k and p·v: two multiply-adds per query element and key
-    return Cost(read, F32 * node.elements, 4 * q.elements * n_kv)
+    return Cost(read, F32 * node.elements, 4 * q.elements * kv.rows)
 
 
-def _one_row(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _one_row(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(F32 * node.elements, F32 * node.elements, 0)
 
 
-def _none(graph: "Graph", node: "Node", n_kv: int) -> Cost:
+def _qkv_epilogue(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
+    """q, k, v and biases read; all three written back in place, k and v stored into the cache as well."""
+    elements, stored = node.params["nqt"] + 2 * node.params["nkt"], 2 * node.params["nkt"]
+    return Cost(F32 * (elements + 1), F32 * elements + kv.bytes * stored, 4 * elements)
+
+
+def _none(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(0, 0, 0)
 
 
@@ -83,6 +97,12 @@ OPS: dict[str, Op] = {
         Op("attention", ("q", "k", "v", "positions"), (), None, _attention, "causal grouped-query attention"),
         Op("add", ("a", "b"), (), 0, _elementwise(1), "residual add"),
         Op("swiglu", ("gate", "up"), (), 0, _elementwise(5), "silu(gate) · up"),
+        Op("fused_qkv", ("x", "positions"), ("w", "w", "w", "b", "b", "b"), None, _none,
+           "one matmul over the rows of q, k and v, then bias, RoPE and store in one epilogue"),
+        Op("qkv_epilogue", ("q", "k", "v", "positions"), ("b", "b", "b"), 0, _qkv_epilogue,
+           "bias on q, k and v, RoPE on q and k, k and v stored: what seven kernels do, in one"),
+        Op("kv_load", ("writer",), (), None, _none, "a KV region that an earlier node wrote; no launch"),
+        Op("argmax", ("logits",), (), None, _elementwise(0), "id of the largest logit, as int32 bits"),
         Op("last_row", ("x",), (), None, _one_row, "the last token's row"),
     )
 }

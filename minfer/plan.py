@@ -5,20 +5,22 @@ reconciled with them launch by launch. Positions and n_kv are data: they change 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from minfer.graph import Graph, Node
 from minfer.memory import Memory, plan_memory
-from minfer.ops import OPS
+from minfer.ops import Cost, Kv
+
+Dim = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a value lives: slot N of the scratch, a KV region, or a host-written input. Shape (rows, cols)."""
+    """Where a value lives: slot N, a KV region, a host-written input, or a backend's named scratch."""
 
-    kind: str  # "slot" | "region" | "input"
+    kind: str  # "slot" | "region" | "input" | "scratch"
     key: int | str
     rows: int
     cols: int
@@ -30,6 +32,7 @@ class Args:
     weights: tuple[str, ...]
     out: Ref
     params: Mapping[str, Any]
+    regions: tuple[Ref, ...] = ()  # KV regions written beside `out`
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,14 @@ class Lowering(Protocol):
     """What the planner asks of a backend."""
 
     name: str
+    kv_bytes: int  # per element
 
-    def kernel(self, graph: Graph, node: Node) -> str: ...
-    def geometry(self, graph: Graph, node: Node) -> tuple[tuple[int, int, int], tuple[int, int, int]]: ...
-    def resident_bytes(self, graph: Graph, node: Node) -> int:
-        """Bytes of weights the node's kernel reads, in the form the backend keeps them."""
+    def fuse(self, graph: Graph) -> Graph:
+        """The graph with this backend's rewrites applied."""
+        ...
+
+    def lower(self, graph: Graph, memory: Memory, kv: Kv) -> Sequence["Launch"]:
+        """The launches of all nodes, in order."""
         ...
 
 
@@ -80,37 +86,42 @@ class Plan:
 
 
 def make_plan(graph: Graph, backend: Lowering, n_kv: int) -> Plan:
-    """Lower every node to one launch. n_kv: KV rows that attention will read, this pass's own included."""
+    """Fuse, place and lower a graph. n_kv: KV rows that attention will read, this pass's own included."""
+    graph = backend.fuse(graph)
     memory = plan_memory(graph)
-    nodes = [n for n in graph.nodes if n.op != "input"]
-    launches = tuple(_launch(graph, backend, memory, n, n_kv) for n in nodes)
-    output = _ref(memory, graph.nodes[graph.output])
+    launches = tuple(backend.lower(graph, memory, Kv(n_kv, backend.kv_bytes)))
+    output = ref(memory, graph.nodes[graph.output])
     return Plan(backend.name, graph.nodes[0].rows, n_kv, launches, memory, output)
 
 
-def _launch(graph: Graph, backend: Lowering, memory: Memory, node: Node, n_kv: int) -> Launch:
-    cost = OPS[node.op].cost(graph, node, n_kv)
-    grid, block = backend.geometry(graph, node)
-    args = Args(
-        tuple(_ref(memory, graph.nodes[i]) for i in node.inputs), node.weights, _ref(memory, node), node.params
-    )
+def node_args(graph: Graph, memory: Memory, node: Node) -> Args:
+    """A node's arguments as references."""
+    inputs = tuple(ref(memory, graph.nodes[i]) for i in node.inputs)
+    regions = tuple(Ref("region", r, *node.params["region_shape"]) for r in node.params.get("regions", ()))
+    return Args(inputs, node.weights, ref(memory, node), node.params, regions)
+
+
+def make_launch(
+    graph: Graph, node: Node, args: Args, kernel: str, grid: Dim, block: Dim, cost: Cost, weights: tuple[int, int]
+) -> Launch:
+    """A launch of `node`; `weights` are the weight bytes it needs, as stored and as the backend reads them."""
     return Launch(
-        kernel=backend.kernel(graph, node),
+        kernel=kernel,
         op=node.op,
         name=node.name,
         layer=node.layer,
         grid=grid,
         block=block,
-        weight_type=graph.tensors[node.weights[0]].type if node.weights else None,
-        weight_bytes=stored_bytes(graph, node),
-        bytes_read=cost.read + backend.resident_bytes(graph, node),
+        weight_type=graph.tensors[args.weights[0]].type if args.weights else None,
+        weight_bytes=weights[0],
+        bytes_read=cost.read + weights[1],
         bytes_written=cost.written,
         flops=cost.flops,
         args=args,
     )
 
 
-def _ref(memory: Memory, node: Node) -> Ref:
+def ref(memory: Memory, node: Node) -> Ref:
     if node.op == "input":
         return Ref("input", node.name, node.rows, node.cols)
     if node.region is not None:
@@ -129,6 +140,7 @@ def launch_dict(launch: Launch) -> dict[str, Any]:
     """A launch as JSON-able data, arguments flattened to readable references."""
     row = asdict(launch) | {"grid": list(launch.grid), "block": list(launch.block)}
     row["args"] = {
+        "regions": [str(r.key) for r in launch.args.regions],
         "inputs": [f"{r.kind}:{r.key}" for r in launch.args.inputs],
         "weights": list(launch.args.weights),
         "out": f"{launch.args.out.kind}:{launch.args.out.key}",

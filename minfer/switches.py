@@ -21,6 +21,7 @@ class Switch:
     kind: str  # "flag": 0 or 1; "path": a file to write
     default: str | None
     help: str
+    plan: bool = False  # 1 turns off a route or fusion, and so changes the plan
 
 
 SWITCHES: dict[str, Switch] = {
@@ -29,6 +30,19 @@ SWITCHES: dict[str, Switch] = {
         Switch("MINFER_NVTX", "flag", "1", "push NVTX ranges (domain minfer: step, layer, op)"),
         Switch("MINFER_LAUNCH_LOG", "path", None, "write every step's ranges and launches to this file (JSON lines)"),
         Switch("MINFER_GRAPH_TRACE", "flag", "0", "print each launch on stderr as it is dispatched"),
+        *(
+            Switch(f"MINFER_NO_{name}", "flag", "0", f"cuda: {text}", plan=True)
+            for name, text in (
+                ("DECODE_A_FUSE", "every matmul quantizes its own activations, no producer does, nothing is shared"),
+                ("POS_MEMO", "convert the positions before every kernel that reads them, not once a step"),
+                ("WIDE_RMS", "RMSNorm in blocks of 32 threads, not 128"),
+                ("FUSE_QKV", "q, k, v as separate matmuls, biases, RoPEs and stores"),
+                ("KQ_MMVQ", "Q5_K and Q6_K matmuls take f32 activations whatever their size"),
+                ("MMVQ", "every matmul takes f32 activations"),
+                ("CUDA_GRAPH", "launch a step's kernels one by one, not as a captured graph"),
+                ("F16_PREFILL", "prompts in f32, not f16, matrix products"),
+            )
+        ),
     )
 }
 

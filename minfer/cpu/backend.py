@@ -1,7 +1,7 @@
 """Lowering to, and running on, numpy. Weights are kept as f32, whatever the file stores."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,42 +11,66 @@ from minfer.cpu.kernels import KERNELS
 from minfer.errors import UserError
 from minfer.gguf import GGUF, Tensor
 from minfer.graph import Graph, Node
-from minfer.ops import F32
-from minfer.plan import Args, Launch, Plan, Ref, stored_bytes
+from minfer.instrument import Tracer, walk
+from minfer.memory import Memory
+from minfer.ops import F32, OPS, Kv
+from minfer.plan import Args, Launch, Plan, Ref, make_launch, node_args, stored_bytes
 
 Progress = Callable[[int, int], None]  # (done, total) in bytes
 
 
 class CpuLowering:
-    """What the planner asks of the CPU: kernel names and bytes. Needs no data and no memory."""
+    """What the planner asks of the CPU. Needs no data and no memory."""
 
     name = "cpu"
+    kv_bytes = F32
 
-    def kernel(self, graph: Graph, node: Node) -> str:
-        if node.op == "embed_rows":
-            return f"embed_rows_{graph.tensors[node.weights[0]].type.lower()}"
-        return f"{node.op}_{node.params['style']}_f32" if node.op == "rope" else f"{node.op}_f32"
+    def fuse(self, graph: Graph) -> Graph:
+        """The reference computes every op by itself."""
+        return graph
 
-    def geometry(self, graph: Graph, node: Node) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """A numpy call has no blocks; its grid is the shape it computes, so launches of one kernel tell apart."""
-        source = graph.nodes[node.inputs[0]] if node.region else node
-        return (source.cols, source.rows, 1), (1, 1, 1)
+    def lower(self, graph: Graph, memory: Memory, kv: Kv) -> list[Launch]:
+        """One launch a node."""
+        return [_lower(graph, memory, kv, node) for node in graph.nodes if node.op != "input"]
 
-    def resident_bytes(self, graph: Graph, node: Node) -> int:
-        if node.op == "embed_rows":  # dequantized row by row from the file
-            return stored_bytes(graph, node)
-        return F32 * sum(graph.tensors[w].rows * graph.tensors[w].shape[0] for w in node.weights)
+
+def _lower(graph: Graph, memory: Memory, kv: Kv, node: Node) -> Launch:
+    # a numpy call has no blocks; its grid is the shape it computes, so that launches of one kernel tell apart
+    shape = graph.nodes[node.inputs[0]] if node.region else node
+    args, cost = node_args(graph, memory, node), OPS[node.op].cost(graph, node, kv)
+    weights = stored_bytes(graph, node), _resident_bytes(graph, node)
+    return make_launch(graph, node, args, _kernel(graph, node), (shape.cols, shape.rows, 1), (1, 1, 1), cost, weights)
+
+
+def _kernel(graph: Graph, node: Node) -> str:
+    if node.op == "embed_rows":
+        return f"embed_rows_{graph.tensors[node.weights[0]].type.lower()}"
+    return f"{node.op}_{node.params['style']}_f32" if node.op == "rope" else f"{node.op}_f32"
+
+
+def _resident_bytes(graph: Graph, node: Node) -> int:
+    if node.op == "embed_rows":  # dequantized row by row from the file
+        return stored_bytes(graph, node)
+    return F32 * sum(graph.tensors[w].rows * graph.tensors[w].shape[0] for w in node.weights)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A plan bound to memory: call the work in order, inputs written, logits read in `output`."""
+    """A plan bound to memory."""
 
     plan: Plan
     work: tuple[tuple[Launch, Callable[[], None]], ...]
     tokens: np.ndarray  # (nt, 1) int32
     positions: np.ndarray  # (nt, 1) int32
-    output: np.ndarray  # (1, vocab) f32
+    output: np.ndarray  # (1, vocab) f32 logits, or (1, 1) int32 bits of a greedy step's token
+
+    def run(self, tracer: Tracer, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
+        """One pass over `tokens` from `position` on, its ranges named `step`; the output row (a view)."""
+        self.tokens[:, 0] = tokens
+        self.positions[:, 0] = np.arange(position, position + len(tokens))
+        walk(tracer, step, self.work)
+        row: np.ndarray = self.output[0]
+        return row
 
 
 class CpuDevice:
@@ -56,6 +80,7 @@ class CpuDevice:
         gguf.require_data()
         self.gguf = gguf
         self.description = f"CPU ({cpu_name()})"
+        self.lowering = CpuLowering()
         self.weights = _load(gguf, progress)
         self.regions: dict[str | int, np.ndarray] = {}
 

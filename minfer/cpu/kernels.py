@@ -97,7 +97,11 @@ def last_row(out: Array, ins: Sequence[Array], weights: Sequence[Any], params: M
     out[0] = ins[0][-1]
 
 
+def argmax(out: Array, ins: Sequence[Array], weights: Sequence[Any], params: Mapping[str, Any]) -> None:
+    out.view(np.int32)[0, 0] = np.argmax(ins[0][0])
+
+
 KERNELS: dict[str, Kernel] = {
     f.__name__: f
-    for f in (embed_rows, rms_norm, matmul, add_bias, rope, kv_store, attention, add, swiglu, last_row)
+    for f in (embed_rows, rms_norm, matmul, add_bias, rope, kv_store, attention, add, swiglu, last_row, argmax)
 }

@@ -26,12 +26,12 @@ def load_hparams(gguf: GGUF) -> HParams:
     return ARCHITECTURES[str(arch)](gguf.metadata)
 
 
-def build_graph(gguf: GGUF, hp: HParams, nt: int, n_ctx: int) -> Graph:
-    """The graph of one pass over nt tokens; logits of the last one only.
+def build_graph(gguf: GGUF, hp: HParams, nt: int, n_ctx: int, greedy: bool = False) -> Graph:
+    """The graph of one pass over nt tokens; logits of the last one only, or their argmax.
 
     Raises UserError when the file holds tensors that the graph leaves unused: results would be silently wrong.
     """
-    graph = build(Builder(gguf.tensors, nt, n_ctx), hp)
+    graph = build(Builder(gguf.tensors, nt, n_ctx), hp, greedy)
     unused = sorted(set(gguf.tensors) - graph.weights_used())
     if unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

@@ -77,8 +77,8 @@ def _checked(hp: HParams) -> HParams:
     return hp
 
 
-def build(b: Builder, hp: HParams) -> Graph:
-    """One pass over b.nt tokens, logits (1, vocab) of the last."""
+def build(b: Builder, hp: HParams, greedy: bool) -> Graph:
+    """One pass over b.nt tokens: logits (1, vocab) of the last, or with `greedy` the id (1, 1) of the largest."""
     x = b.embed_rows("token_embd.weight")
     for i in range(hp.n_layer):
         with b.layer(i):
@@ -88,7 +88,8 @@ def build(b: Builder, hp: HParams) -> Graph:
         x = b.last_row(x)
     x = b.rms_norm(x, "output_norm.weight", hp.rms_eps)
     tied = not b.has("output.weight")
-    return b.finish(b.matmul(x, "token_embd.weight" if tied else "output.weight"))
+    logits = b.linear(x, "token_embd.weight" if tied else "output.weight")
+    return b.finish(b.argmax(logits) if greedy else logits)
 
 
 def _attention(b: Builder, hp: HParams, x: int, blk: str) -> int:
@@ -99,14 +100,16 @@ def _attention(b: Builder, hp: HParams, x: int, blk: str) -> int:
         "base": hp.rope_base, "scale": hp.rope_scale,
     }  # fmt: skip
     h = b.rms_norm(x, f"{blk}.attn_norm.weight", hp.rms_eps)
-    q = b.rope(b.matmul(h, f"{blk}.attn_q.weight"), "q", factors=factors, params=rope)
-    k = b.kv_store(b.rope(b.matmul(h, f"{blk}.attn_k.weight"), "k", factors=factors, params=rope), "kv_k")
-    v = b.kv_store(b.matmul(h, f"{blk}.attn_v.weight"), "kv_v")
+    weights = [f"{blk}.attn_{x}.weight" for x in "qkv"]
+    # the three matmuls stand together: they read the same activations, and a backend may quantize those once
+    q, k, v = [b.bias(x, w) for x, w in [(b.matmul(h, w), w) for w in weights]]
+    q, k = b.rope(q, "q", factors=factors, params=rope), b.rope(k, "k", factors=factors, params=rope)
+    k, v = b.kv_store(k, "kv_k"), b.kv_store(v, "kv_v")
     a = b.attention(q, k, v, n_head=hp.n_head, n_head_kv=hp.n_head_kv, head_dim=hp.head_dim)
-    return b.matmul(a, f"{blk}.attn_output.weight")
+    return b.linear(a, f"{blk}.attn_output.weight")
 
 
 def _ffn(b: Builder, hp: HParams, x: int, blk: str) -> int:
     h = b.rms_norm(x, f"{blk}.ffn_norm.weight", hp.rms_eps)
-    gate, up = b.matmul(h, f"{blk}.ffn_gate.weight"), b.matmul(h, f"{blk}.ffn_up.weight")
-    return b.matmul(b.swiglu(gate, up), f"{blk}.ffn_down.weight")
+    gate, up = b.linear(h, f"{blk}.ffn_gate.weight"), b.linear(h, f"{blk}.ffn_up.weight")
+    return b.linear(b.swiglu(gate, up), f"{blk}.ffn_down.weight")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from minfer.cpu.backend import CpuLowering
 from minfer.engine import plan_pass
 from minfer.errors import UserError
 from minfer.gguf import open_gguf
@@ -60,7 +61,7 @@ def test_a_value_added_to_itself_is_not_aliased(tmp_path):
 def test_topology_never_depends_on_the_position(model):
     gguf = open_gguf(model)
     hp = load_hparams(gguf)
-    near, far = (plan_pass(gguf, hp, nt=1, n_kv=n, n_ctx=4096) for n in (1, 4000))
+    near, far = (plan_pass(gguf, hp, CpuLowering(), nt=1, n_kv=n, n_ctx=4096) for n in (1, 4000))
     assert [(x.kernel, x.grid, x.args) for x in near.launches] == [(x.kernel, x.grid, x.args) for x in far.launches]
     assert far.totals()["bytes_read"] > near.totals()["bytes_read"]
 
@@ -69,7 +70,7 @@ def test_attention_bytes_are_the_kv_rows(tmp_path):
     """Two layers, K and V of 32 f32 each: 4000 - 1 more rows cost 2 · 2 · 32 · 4 bytes each."""
     gguf = open_gguf(write_llama(tmp_path / "m.gguf"))
     hp = load_hparams(gguf)
-    near, far = (plan_pass(gguf, hp, nt=1, n_kv=n, n_ctx=4096).totals()["bytes_read"] for n in (1, 4000))
+    near, far = (plan_pass(gguf, hp, CpuLowering(), nt=1, n_kv=n, n_ctx=4096).totals()["bytes_read"] for n in (1, 4000))
     assert far - near == 3999 * 2 * 2 * 32 * 4
 
 

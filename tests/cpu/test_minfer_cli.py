@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(minfer, monkeypatch, tmp_path, mo
 
 def test_a_header_alone_can_be_planned(minfer, tmp_path, model):
     done = minfer("plan", damaged(tmp_path, "no-data", model), "--json")
-    assert done.code == 0 and json.loads(done.out)["totals"]["launches"] == 2 * 17 + 3
+    assert done.code == 0 and json.loads(done.out)["totals"]["launches"] == 2 * 17 + 4
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_graph_as_dot_names_every_node_and_edge(minfer, model):
     dot = minfer("graph", model, "--dot").out
     assert dot.startswith("digraph decode {") and dot.count("subgraph cluster_") == 2
     lines = minfer("graph", model).out.splitlines()
-    assert dot.count("[label=") == len(lines) == 2 + 2 * 17 + 3
+    assert dot.count("[label=") == len(lines) == 2 + 2 * 17 + 4
     assert dot.count(" -> ") == sum(len(json.loads(line.split("<- ")[1])) for line in lines)
 
 
 def test_graph_trace_prints_each_launch(minfer, monkeypatch, model):
     monkeypatch.setenv("MINFER_GRAPH_TRACE", "1")
     err = minfer("bench", model, "-p", "0", "-n", "1", "-r", "1", "--no-warmup").err
-    assert len(err.splitlines()) == 2 * 17 + 3
+    assert len(err.splitlines()) == 2 * 17 + 4
     assert "1 matmul ffn_down: matmul_f32 (64, 1, 1)" in err

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from minfer.cpu.backend import CpuLowering
 from minfer.engine import plan_pass
 from minfer.gguf import open_gguf
 from minfer.models import load_hparams
@@ -20,7 +21,7 @@ def header(qwen2_7b_header):
 
 @pytest.fixture(scope="module")
 def plan(header):
-    return plan_pass(header, load_hparams(header), nt=1, n_kv=1, n_ctx=32768)
+    return plan_pass(header, load_hparams(header), CpuLowering(), nt=1, n_kv=1, n_ctx=32768)
 
 
 def test_weight_bytes_per_step_are_every_tensor_but_the_embedding_plus_one_row(header, plan):
@@ -52,7 +53,7 @@ def test_flops_of_a_step_are_twice_the_weights_that_are_multiplied(header, plan)
 
 
 def test_prefill_reads_weights_once_and_scores_one_row(header):
-    plan = plan_pass(header, load_hparams(header), nt=64, n_kv=64, n_ctx=32768)
+    plan = plan_pass(header, load_hparams(header), CpuLowering(), nt=64, n_kv=64, n_ctx=32768)
     head = plan.launches[-1]
     assert (head.name, head.args.inputs[0].rows, head.args.out.rows) == ("output", 1, 1)
     assert plan.totals()["weight_bytes"] == 4_370_558_976 + 64 * 2016

@@ -1,0 +1,1 @@
+"""The CUDA backend. dispatch.py and lowering.py plan without a GPU; only device.py needs CuPy."""
