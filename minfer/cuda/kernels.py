@@ -1,0 +1,157 @@
+"""The CUDA kernels as a table: where each is, what it takes, what launch it needs; and their source as one string.
+
+Plain data and text: nothing here needs a GPU, CuPy or NVRTC. CuPy hashes only the string it is given, not the files it
+includes, so `source` pastes our own includes in place.
+
+A kernel's `args` are its parameters in order:
+  in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
+  q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  argmax scratch
+  i:NAME      int32           f:NAME    float32
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("kernels")
+OPTIONS = ("--std=c++17",)  # no fast math: a kernel's bits are what its source says
+
+# type -> bytes of one block on the device: as stored, padded at the end to a multiple of 4
+PADDED: dict[str, int] = {
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "Q4_0": 20,
+    "Q4_1": 20,
+    "Q5_0": 24,
+    "Q5_1": 24,
+    "Q8_0": 36,
+    "Q4_K": 144,
+    "Q5_K": 176,
+    "Q6_K": 212,
+}
+Q8_FORM = ("Q8_0", "Q4_K", "Q5_K", "Q6_K")  # types with a matmul on q8 activations
+KV_TYPES = ("f32", "f16")
+
+# family (a kernel's name without its types) -> threads of a block
+BLOCK: dict[str, int] = {
+    "add": 256,
+    "add_bias": 256,
+    "argmax": 256,
+    "attention_combine": 256,
+    "attention_split": 256,
+    "attn_bias_rope_store": 256,
+    "dequant": 256,
+    "embed_rows": 256,
+    "f32_bits_to_i32": 256,
+    "f32_to_f16": 256,
+    "kv_store": 256,
+    "last_row": 256,
+    "matmul": 256,
+    "mmvq": 256,
+    "quantize_pad40": 64,
+    "rms_norm": 128,  # 32 gives the same bits
+    "rope": 256,
+    "softmax_causal": 256,
+    "swiglu": 256,
+}
+# family -> rows of the weight that one block computes
+ROWS_PER_BLOCK: dict[str, int] = {"matmul": 8, "mmvq": 1}
+UNIT = 8  # weights that a thread of embed_rows or dequant writes
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    file: str
+    args: str
+    grid: str  # blocks in x, and in y after a comma; a / b rounds up
+    family: str
+
+    @property
+    def block(self) -> int:
+        return BLOCK[self.family]
+
+
+def _rows() -> list[Kernel]:
+    every, on_q8 = [t.lower() for t in PADDED], [t.lower() for t in Q8_FORM]
+    kv, styles = KV_TYPES, ("neox", "interleaved")
+    rope = "i:cols i:head_dim i:n_rot f:base f:scale"
+    flat, by_token = "n / 256", "cols / 256, nt"
+    return [
+        # Weights: id is a multiple of the type's block, and of 8 for F32, F16 and BF16; tables are 16-byte aligned.
+        # ids are not checked: they must be inside the table.
+        *_each("embed_rows_{t}", every, "rows.cu", "w0 in0 out i:id", "id / 8 / 256, nt"),
+        *_each("dequant_{t}_f16", every, "rows.cu", "w0 out i:id i:rows", "rows · id / 8 / 256"),
+        *_each("matmul_{t}_f32", every, "matmul.cu", "w0 in0 out i:id i:od", "od / 8"),
+        *_each("matmul_{t}_f32_batch", every, "matmul.cu", "w0 in0 out i:id i:od i:nt", "od / 8"),  # nt <= 16
+        *_each("mmvq_{t}", on_q8, "mmvq.cu", "w0 q8 out i:id i:od", "od"),  # one token
+        # d is a multiple of 4; of 32 with the q8 plane. Blocks of 32 or 128 threads.
+        Kernel("rms_norm_f32", "norm.cu", "in0 w0 out i:d f:eps", "nt", "rms_norm"),
+        Kernel("rms_norm_quant_pad40", "norm.cu", "in0 w0 out q8 i:d f:eps", "nt", "rms_norm"),
+        # x and out 16-byte aligned; n is a multiple of 32 with the q8 plane
+        Kernel("quantize_pad40", "elementwise.cu", "in0 q8 i:blocks", "blocks / 64", "quantize_pad40"),
+        Kernel("swiglu_f32", "elementwise.cu", "in0 in1 out i:n", flat, "swiglu"),
+        Kernel("swiglu_quant_pad40", "elementwise.cu", "in0 in1 out q8 i:n", flat, "swiglu"),
+        Kernel("add_f32", "elementwise.cu", "in0 in1 out i:n", flat, "add"),
+        Kernel("add_bias_f32", "elementwise.cu", "in0 w0 out i:cols i:n", flat, "add_bias"),
+        Kernel("last_row_f32", "elementwise.cu", "in0 out i:rows i:cols", "cols / 256", "last_row"),
+        Kernel("f32_bits_to_i32", "elementwise.cu", "in0 pos i:n", flat, "f32_bits_to_i32"),
+        Kernel("f32_to_f16", "elementwise.cu", "in0 out i:n", flat, "f32_to_f16"),
+        # n_rot even; out is in0 itself or another buffer, never a shifted one
+        *_each("rope_{t}_f32", styles, "rope.cu", f"in0 out pos {rope}", "cols / head_dim · n_rot / 2 / 256, nt"),
+        *_each("rope_{t}_f32_factors", styles, "rope.cu", f"in0 out pos w0 {rope}", "as without factors"),
+        *_each("kv_store_{t}", kv, "rope.cu", "in0 out pos i:cols", by_token),  # out: the region, n_ctx rows
+        # one token, NEOX over the whole head, hd even; in0, in1, in2: sections q, k, v, changed in place
+        *_each(
+            "attn_bias_rope_store_{t}", kv, "rope.cu",
+            "in0 in1 in2 w0 w1 w2 k v pos i:nqt i:nkt i:hd f:base f:scale", "(nqt / 2 + nkt / 2 + nkt) / 256",
+        ),
+        # one token; head_dim a multiple of 8, at most MAX_HEAD_DIM; partial: partial_floats(..) floats
+        *_each(
+            "attention_split_{t}", kv, "attention.cu",
+            "in0 in1 in2 pos partial i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
+        ),
+        Kernel(
+            "attention_combine_f32", "attention.cu",
+            "partial out i:n_head i:head_dim i:splits", "n_head", "attention_combine",
+        ),
+        # in0: scores (heads · nt, n_kv) in f32; out may not be in0 for f16
+        *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),
+        # any grid of at most 1024 blocks; aux: argmax_aux_bytes(blocks), zero before its first use
+        Kernel("argmax_f32", "argmax.cu", "in0 out aux i:n", "any", "argmax"),
+    ]  # fmt: skip
+
+
+def _each(name: str, types: tuple[str, ...] | list[str], file: str, args: str, grid: str) -> list[Kernel]:
+    """A row for each type; the family is the name without it."""
+    return [Kernel(name.format(t=t), file, args, grid, name.partition("_{t}")[0]) for t in types]
+
+
+KERNELS: dict[str, Kernel] = {k.name: k for k in _rows()}
+
+
+def partial_floats(n_head: int, head_dim: int, splits: int) -> int:
+    """Size of attention's scratch. Per (head, split): head_dim weighted sums, the largest score, the sum of weights."""
+    return n_head * splits * (head_dim + 2)
+
+
+def argmax_aux_bytes(blocks: int) -> int:
+    """Size of argmax's scratch: a counter, a pad, and (value, index) per block of its grid."""
+    return 8 + 8 * blocks
+
+
+@cache
+def source(file: str) -> str:
+    """The text of a kernel file with our own includes pasted in place, each once."""
+    return _paste(file, set())
+
+
+def _paste(file: str, done: set[str]) -> str:
+    if file in done:
+        return ""
+    done.add(file)
+    text = (FOLDER / file).read_text()
+    return re.sub(r'^#include "(.+)"\n', lambda m: _paste(m[1], done), text, flags=re.MULTILINE)

@@ -1,0 +1,58 @@
+// The greedy token in one launch: blocks reduce their share, the last one to finish reduces the blocks.
+#include "common.cuh"
+
+constexpr int NO_INDEX = 0x7fffffff;
+
+struct Best {
+    float value;
+    int index;
+};
+
+// Of equal values the lower index wins; NaN never does.
+BODY Best better(Best a, Best b) {
+    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+
+BODY Best warp_best(Best mine) {
+#pragma unroll
+    for (int k = WARP / 2; k > 0; k /= 2)
+        mine = better(mine, {__shfl_xor_sync(ALL_LANES, mine.value, k), __shfl_xor_sync(ALL_LANES, mine.index, k)});
+    return mine;
+}
+
+// The block's best, in thread 0.
+BODY Best block_best(Best mine) {
+    __shared__ Best s_best[THREADS / WARP];
+    mine = warp_best(mine);
+    if (threadIdx.x % WARP == 0) s_best[threadIdx.x / WARP] = mine;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int w = 1; w < THREADS / WARP; w++) mine = better(mine, s_best[w]);
+    __syncthreads();
+    return mine;
+}
+
+// aux: a counter that is zero before and after, one unused word, then one Best per block of the grid.
+// out: the index as int32; 0 when no value is a number.
+KERNEL(256) argmax_f32(const float* x, int* out, u32* aux, int n) {
+    __shared__ bool s_last;
+    Best* blocks = reinterpret_cast<Best*>(aux + 2);
+    Best mine = {neg_inf(), NO_INDEX};
+    for (int i = flat_index(); i < n; i += gridDim.x * THREADS) mine = better(mine, {x[i], i});
+    mine = block_best(mine);
+    if (threadIdx.x == 0) {
+        blocks[blockIdx.x] = mine;
+        __threadfence();
+        s_last = atomicInc(aux, gridDim.x - 1) == gridDim.x - 1;  // wraps to zero at the last block
+        __threadfence();
+    }
+    __syncthreads();
+    if (!s_last) return;
+    mine = {neg_inf(), NO_INDEX};
+    for (int b = threadIdx.x; b < static_cast<int>(gridDim.x); b += THREADS) {
+        const volatile Best* from = blocks + b;  // written by other blocks of this launch: not from a stale line
+        mine = better(mine, {from->value, from->index});
+    }
+    mine = block_best(mine);
+    if (threadIdx.x == 0) *out = mine.index == NO_INDEX ? 0 : mine.index;
+}
