@@ -23,6 +23,8 @@ def run(args: list[str]) -> int:
     try:
         code = typer.main.get_command(app).main(args, prog_name="census", standalone_mode=False)
         sys.stdout.flush()
+        if code == 130:  # some versions of Typer turn Ctrl-C into this exit code
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except CensusError as err:
         return _say(str(err), 2)

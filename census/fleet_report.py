@@ -65,6 +65,8 @@ def _summary_columns(made: Fleet) -> tuple[Column, ...]:
 
 def _counts(seen: Any) -> str:
     """One exact count, or all that were seen: a count is never averaged over runs."""
+    if seen is None:
+        return ""
     return "?" if not seen else " | ".join(output.count(n) for n in seen[:4]) + (" | …" if len(seen) > 4 else "")
 
 

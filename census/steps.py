@@ -53,7 +53,7 @@ def find(trace: Trace, act: Activity, launches: Launches, spans: Ranges, how: st
     if how == "lag":
         return _demand(by_lag(trace, act), how, trace)
     if how == "none":
-        return whole(act, "asked for")
+        return Steps(whole(act, "").of, 0, "none", "the whole trace, as asked for")
     if how != "auto":
         raise CensusError(f"--steps {how}: unknown; allowed are auto, nvtx, nvtx:REGEX, graph, lag, none")
     return _auto(trace, act, launches, spans)
