@@ -138,3 +138,6 @@ def doctor(
     """What is installed and works together; of a trace, what it lacks and the nsys flag that would bring it."""
     found = {"this machine": doctor_lib.environment()} | ({trace: doctor_lib.of_file(trace)} if trace else {})
     output.emit(reports.findings(found), as_json=as_json, as_csv=as_csv, save=save)
+
+
+import census.ab.cli  # noqa: E402, F401  its commands join this app
