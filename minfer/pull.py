@@ -150,9 +150,17 @@ def _pip_download(requirement: str, folder: Path, progress: Progress) -> None:
             elif line.strip():
                 lines.append(line.strip())
     if pip.returncode:
-        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
-        reason = errors[0].removeprefix("ERROR: ")[:200]
-        raise UserError(f"{requirement}: pip could not download it ({reason}); check the network and pip's settings")
+        raise UserError(
+            f"{requirement}: pip could not download it ({_reason(lines)}); check the network and pip's settings"
+        )
+
+
+def _reason(lines: list[str]) -> str:
+    """What to show of pip's output; offline it says no more than that it found no version."""
+    if any(line.startswith("WARNING: Retrying") for line in lines):
+        return "the package index cannot be reached"
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
+    return errors[0].removeprefix("ERROR: ")[:200]
 
 
 def _pip_bar() -> str:
@@ -167,7 +175,8 @@ def _pip_bar() -> str:
 @contextlib.contextmanager
 def _child(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A child that never outlives us: an interrupt here ends it before its folder is removed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+    pipe, merged = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, stdout=pipe, stderr=merged, text=True, errors="replace") as child:
         try:
             yield child
         except BaseException:

@@ -157,8 +157,7 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise UserError(f"tokenizer.ggml.model is {kind!r} (supported: 'gpt2'); use a model with a byte-level BPE")
     if name not in PRE:
         raise UserError(f"tokenizer.ggml.pre is {name!r} (supported: {', '.join(PRE)}); use a model with one of these")
-    tokens, merges = _array(metadata, "tokens"), _array(metadata, "merges")
-    types = _array(metadata, "token_type")
+    tokens, merges, types = (_array(metadata, *of) for of in (("tokens", str), ("merges", str), ("token_type", int)))
     if len(types) != len(tokens):
         raise UserError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens; fetch it again")
     end_ids = [i for i, token in enumerate(tokens) if token in END_TEXTS]
@@ -176,15 +175,16 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         eos=named["eos"],
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", PRE[name].add_bos)),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
-        template=metadata.get("tokenizer.chat_template"),
+        template=template if isinstance(template := metadata.get("tokenizer.chat_template"), str) else None,
     )
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    if value is None or not hasattr(value, "tolist"):
-        raise UserError(f"tokenizer.ggml.{key} is missing; use a model file that carries its vocabulary")
-    return list(value.tolist())
+def _array(metadata: Mapping[str, Any], key: str, of: type) -> list[Any]:
+    value: Any = metadata.get(f"tokenizer.ggml.{key}")
+    found = value.tolist() if hasattr(value, "tolist") else []
+    if not found or not isinstance(found[0], of):
+        raise UserError(f"tokenizer.ggml.{key} is missing, or no list of {of.__name__}; use a file with its vocabulary")
+    return list(found)
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, n_vocab: int) -> int | None:

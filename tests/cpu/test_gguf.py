@@ -112,6 +112,22 @@ def test_quant_table():
     assert set(SUPPORTED) <= set(QUANTS) and len(SUPPORTED) == 11
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_supported_type_is_read_as_f32(name, tmp_path):
+    path, quant = tmp_path / "t.gguf", QUANTS[name]
+    ones = np.ones((2, 512), np.float32)
+    if name.endswith("_K"):  # the package cannot quantize these: zero blocks stand for zeros
+        ones, raw = np.zeros_like(ones), bytes(2 * 512 // quant.elements * quant.nbytes)
+    else:
+        raw = gguf.quants.quantize(ones, gguf.GGMLQuantizationType[name]).tobytes()
+    head = header(tensor(shape=(512, 2), kind=quant.id))
+    path.write_bytes(head + bytes(-len(head) % 32) + raw)
+    with open_gguf(path) as model:
+        weights = model.f32(model.tensors["t"])
+    assert weights.shape == (2, 512) and weights.dtype == np.float32
+    np.testing.assert_allclose(weights, ones, atol=0.01)
+
+
 BIG = 1 << 31
 REFUSED = {
     "not a GGUF": (b"PK\3\4" + bytes(40), "not a GGUF file, it starts with b'PK"),

@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from peer import Peer
 
 from minfer.errors import UserError
 from minfer.gguf import open_gguf
@@ -14,6 +14,7 @@ from minfer.gguf_write import NewFile, copy_metadata, write_gguf
 from minfer.progress import silent
 from minfer.synth import Preset, add_hyperparameters, tensors_of, weight_std, weights
 from minfer.tokenizer import PRE, USER_DEFINED, load_tokenizer
+from peer import Peer
 
 NASTY = [
     "",
@@ -213,6 +214,7 @@ def metadata(smollm2):
         ("pre", "tekken", ["'tekken'", *PRE]),
         ("pre", None, ["None", "qwen2"]),
         ("merges", None, ["merges is missing"]),
+        ("tokens", np.arange(3), ["tokens is missing, or no list of str"]),
     ],
 )
 def test_unsupported_vocabularies_name_what_is(metadata, key, value, words):
