@@ -85,6 +85,7 @@ def _rows() -> list[Kernel]:
         # ids are not checked: they must be inside the table.
         *_each("embed_rows_{t}", every, "rows.cu", "w0 in0 out i:id", "id / 8 / 256, nt"),
         *_each("dequant_{t}_f16", every, "rows.cu", "w0 out i:id i:rows", "rows · id / 8 / 256"),
+        *_each("dequant_{t}_f32", every, "rows.cu", "w0 out i:id i:rows", "rows · id / 8 / 256"),
         *_each("matmul_{t}_f32", every, "matmul.cu", "w0 in0 out i:id i:od", "od / 8"),
         *_each("matmul_{t}_f32_batch", every, "matmul.cu", "w0 in0 out i:id i:od i:nt", "od / 8"),  # nt <= 16
         *_each("mmvq_{t}", on_q8, "mmvq.cu", "w0 q8 out i:id i:od", "od"),  # one token

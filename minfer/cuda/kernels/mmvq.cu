@@ -1,4 +1,4 @@
-// Matrix times one token's q8 plane, in integers (dp4a): sum over runs of d_w·d_x·(q_w·q_x) plus b_w·d_x·(sum of q_x).
+// Matrix times one token's q8 plane, in integers (dp4a): the sum over runs of d_w·d_x·(q_w·q_x) + b_w·d_x·(sum of q_x).
 // One block a row and nothing shared between rows, so a matrix of concatenated rows gives the rows' own bits.
 #include "q8.cuh"
 #include "quants.cuh"
@@ -21,7 +21,7 @@ template <class Q> BODY float dot_part(const u8* row, const u8* plane, int p) {
     const Scales s = Q::scales(block, p % parts);
     const float d_lo = q8_d(x_lo), d_hi = q8_d(x_hi);
     float sum = fmaf(s.d_lo * d_lo, static_cast<float>(lo), s.d_hi * d_hi * static_cast<float>(hi));
-    // b holds for a run of 32, and a run's q8 sum must count once: even parts add the low run's, odd ones the high run's
+    // b holds for a run of 32, whose q8 sum must count once: even parts add the low run's, odd parts the high run's
     if constexpr (Q::OFFSET)
         sum += p % 2 == 0 ? s.b_lo * d_lo * q8_sum(x_lo) : s.b_hi * d_hi * q8_sum(x_hi);
     return sum;

@@ -57,7 +57,9 @@ template <class Q> struct Integer {
 
 BODY Packed nibbles(u32 w) { return {w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu}; }
 // bits 0..3 of x become bit 4 of the four bytes
-BODY u32 fifth_bits(u32 x) { return (x << 4 & 0x10u) | (x << 11 & 0x1000u) | (x << 18 & 0x100000u) | (x << 25 & 0x10000000u); }
+BODY u32 fifth_bits(u32 x) {
+    return (x << 4 & 0x10u) | (x << 11 & 0x1000u) | (x << 18 & 0x100000u) | (x << 25 & 0x10000000u);
+}
 
 struct F32 {
     static constexpr int ELEMENTS = 8, BYTES = 32, PAIR = 4;

@@ -49,8 +49,8 @@ ROPE(interleaved, true)
 // Row t of x into row pos[t] of the region (n_ctx, cols).
 template <class KV> BODY void kv_store(const float* x, KV* region, const int* pos, int cols) {
     const int j = flat_index();
-    if (j < cols)
-        store_as(region + static_cast<size_t>(pos[blockIdx.y]) * cols + j, x[static_cast<size_t>(blockIdx.y) * cols + j]);
+    const size_t from = static_cast<size_t>(blockIdx.y) * cols, to = static_cast<size_t>(pos[blockIdx.y]) * cols;
+    if (j < cols) store_as(region + to + j, x[from + j]);
 }
 
 // Decode only (one token). q, k, v: pointers to the three sections, of one concatenated product or of three; q and k

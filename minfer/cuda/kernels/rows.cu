@@ -1,4 +1,4 @@
-// Rows of weights as floats: embedding lookup, and whole matrices as f16 for a matrix product of many tokens.
+// Rows of weights as floats: embedding lookup, and whole matrices for a library's product with many tokens.
 #include "quants.cuh"
 
 // out (nt, id): row ids[t] of the table. A thread writes one unit of 8 weights.
@@ -11,27 +11,28 @@ template <class Q> BODY void embed_row(const u8* table, const int* ids, float* o
     store4(to + Q::PAIR, w.hi);
 }
 
-BODY void store4_f16(__half* to, float4 v) {
+BODY void store4(__half* to, float4 v) {
     const u32 a = __half_as_ushort(__float2half(v.x)) | static_cast<u32>(__half_as_ushort(__float2half(v.y))) << 16;
     const u32 b = __half_as_ushort(__float2half(v.z)) | static_cast<u32>(__half_as_ushort(__float2half(v.w))) << 16;
     *reinterpret_cast<uint2*>(to) = make_uint2(a, b);
 }
 
-// out (rows, id) in f16. One unit a thread over a flat grid: a vocabulary has more rows than a grid has in y.
-template <class Q> BODY void dequant(const u8* w, __half* out, int id, int rows) {
+// out (rows, id). One unit a thread over a flat grid: a vocabulary has more rows than a grid has in y.
+template <class Q, class T> BODY void dequant(const u8* w, T* out, int id, int rows) {
     const int units = id / UNIT;
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= static_cast<size_t>(rows) * units) return;
     const int row = static_cast<int>(i / units), u = static_cast<int>(i % units);
     const Unit weights = row_unit<Q>(weight_row<Q>(w, row, id), u);
-    __half* to = out + static_cast<size_t>(row) * id + unit_first<Q>(u);
-    store4_f16(to, weights.lo);
-    store4_f16(to + Q::PAIR, weights.hi);
+    T* to = out + static_cast<size_t>(row) * id + unit_first<Q>(u);
+    store4(to, weights.lo);
+    store4(to + Q::PAIR, weights.hi);
 }
 
-#define ROWS(t, Q)                                                                                          \
-    KERNEL(256) embed_rows_##t(const u8* table, const int* ids, float* out, int id) {                       \
-        embed_row<Q>(table, ids, out, id);                                                                  \
-    }                                                                                                       \
-    KERNEL(256) dequant_##t##_f16(const u8* w, __half* out, int id, int rows) { dequant<Q>(w, out, id, rows); }
+#define ROWS(t, Q)                                                                                            \
+    KERNEL(256) embed_rows_##t(const u8* table, const int* ids, float* out, int id) {                         \
+        embed_row<Q>(table, ids, out, id);                                                                    \
+    }                                                                                                         \
+    KERNEL(256) dequant_##t##_f16(const u8* w, __half* out, int id, int rows) { dequant<Q>(w, out, id, rows); } \
+    KERNEL(256) dequant_##t##_f32(const u8* w, float* out, int id, int rows) { dequant<Q>(w, out, id, rows); }
 QUANT_TYPES(ROWS)
