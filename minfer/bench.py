@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from minfer import __version__, switches
 from minfer.cpu.backend import cpu_name
+from minfer.devices import Where
 from minfer.engine import N_UBATCH, Engine
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -46,7 +47,7 @@ class Sample:
 
 
 def run_bench(
-    gguf: GGUF, lengths: Sequence[Sequence[int]], reps: int, threads: int | None, warmup: bool, output: str
+    gguf: GGUF, where: Where, lengths: Sequence[Sequence[int]], reps: int, threads: int | None, warmup: bool, output: str
 ) -> str:
     """`minfer bench`: lengths are the lists of -p, -n and -d; the result's rows as text in the form `output`."""
     if output not in FORMATS:
@@ -56,7 +57,7 @@ def run_bench(
         raise UserError("nothing to time: give -p or -n a length above 0")
     with threadpool_limits(threads, user_api="blas"):
         with bar("loading weights") as progress:
-            engine = Engine(gguf, context_needed(rows), progress)
+            engine = Engine(gguf, context_needed(rows), where, progress)
         with counter("timing", len(rows) * (reps + warmup)) as tick:
             results = [report(engine, row, run_test(engine, row, reps, warmup, tick)) for row in rows]
     return FORMATS[output](results)
@@ -142,8 +143,7 @@ def setting(engine: Engine) -> dict[str, Any]:
         "build_commit": None,
         "build_number": __version__,
         "cpu_info": cpu_name(),
-        "gpu_info": "",
-        "backends": "CPU",
+        **engine.device.facts,
         "model_filename": str(gguf.path),
         "model_type": model_type(gguf),
         "model_size": sum(t.nbytes for t in gguf.tensors.values()),
@@ -151,10 +151,6 @@ def setting(engine: Engine) -> dict[str, Any]:
         "n_batch": N_UBATCH,
         "n_ubatch": N_UBATCH,
         "n_threads": blas["num_threads"] if blas else None,
-        "type_k": "f32",
-        "type_v": "f32",
-        "n_gpu_layers": 0,
-        "flash_attn": 0,
         "pid": os.getpid(),
         "switches": switches.changed(),
     }

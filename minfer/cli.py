@@ -27,6 +27,8 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where CuPy finds one.")]
+Kv = Annotated[str | None, typer.Option("--kv", help="KV cache type: f32, or f16 on cuda, where it is the default.")]
 Ctx = Annotated[int, typer.Option("--ctx", min=1, help="KV cache length in tokens.")]
 
 
@@ -97,23 +99,21 @@ def plan(
     bandwidth: Annotated[
         str | None, typer.Option(help="GB/s for the floor, or `measure`: read this machine's memory now.")
     ] = None,
+    device: Device = "auto",
+    kv: Kv = None,
     as_json: Json = False,
 ) -> None:
     """Print what one decode step will launch and move, before anything runs. The header of a file is enough.
 
     Example: minfer plan smollm2-135m --bandwidth 30
     """
-    from minfer.cpu.backend import CpuLowering
-    from minfer.engine import plan_pass
-    from minfer.models import load_hparams
+    from minfer.devices import where
+    from minfer.engine import plan_step
     from minfer.show import plan_dict, plan_tables
 
     gguf = open_model(model)
-    hp = load_hparams(gguf)
-    predicted = plan_pass(
-        gguf, hp, CpuLowering(), nt=1, n_kv=depth + 1, n_ctx=max(hp.n_ctx_train, depth + 1), greedy=True
-    )
-    data = plan_dict(gguf, predicted, hp.n_layer, _bandwidth(bandwidth))
+    predicted = plan_step(gguf, where(device, kv), depth)
+    data = plan_dict(gguf, predicted, _bandwidth(bandwidth))
     emit(data, plan_tables(data), as_json)
 
 
@@ -163,18 +163,21 @@ def generate(
     repeat_penalty: Annotated[float, typer.Option(help="Penalty on the last 64 tokens; 1 is none.")] = 1.0,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
     ctx: Ctx = 4096,
+    device: Device = "auto",
+    kv: Kv = None,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt, streaming the text.
 
     Example: minfer generate smollm2-135m -p "The capital of France is" --temp 0 -n 8
     """
+    from minfer.devices import where
     from minfer.generate import Request, generate_text
     from minfer.sampler import Sampling
 
     how = Sampling(temp, top_k, top_p, repeat_penalty, seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    result = generate_text(open_model(model), Request(text, n, chat, ctx), how, stream=not as_json)
+    result = generate_text(open_model(model), where(device, kv), Request(text, n, chat, ctx), how, stream=not as_json)
     if as_json:
         emit(result, [], True)
 
@@ -187,6 +190,8 @@ def bench(
     n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens already in the KV cache.")] = "0",
     reps: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed repetitions of each test.")] = 5,
     threads: Annotated[int | None, typer.Option("-t", "--threads", min=1, help="CPU threads; all by default.")] = None,
+    device: Device = "auto",
+    kv: Kv = None,
     no_warmup: Annotated[bool, typer.Option("--no-warmup", help="Skip the untimed first run of each test.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="md, json, jsonl or csv.")] = "md",
     save: Annotated[Path | None, typer.Option(help="Write the rows to this file, not to standard output.")] = None,
@@ -196,9 +201,11 @@ def bench(
     Example: minfer bench smollm2-135m -p 0 -n 64 -r 3 -o json
     """
     from minfer.bench import run_bench
+    from minfer.devices import where
 
     lengths = (("-p", n_prompt), ("-n", n_gen), ("-d", n_depth))
-    text = run_bench(open_model(model), [_lengths(*pair) for pair in lengths], reps, threads, not no_warmup, output)
+    sizes = [_lengths(*pair) for pair in lengths]
+    text = run_bench(open_model(model), where(device, kv), sizes, reps, threads, not no_warmup, output)
     if save is None:
         print(text)  # noqa: T201
     else:

@@ -2,41 +2,19 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-from minfer.cpu.backend import CpuDevice
+from minfer.devices import CPU, Where
 from minfer.errors import UserError
 from minfer.gguf import GGUF
 from minfer.instrument import Tracer, open_tracer
 from minfer.models import build_graph, load_hparams
 from minfer.models.decoder import HParams
-from minfer.plan import Lowering, Plan, make_plan
+from minfer.plan import Device, Lowering, Plan, Program, make_plan
 from minfer.progress import Progress
 
 N_UBATCH = 512  # tokens a prefill pass takes at most
-
-
-class Program(Protocol):
-    """A plan bound to a device."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    def run(self, tracer: Tracer, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
-        """One pass from `position` on: logits (vocab,), or the int32 bits (1,) of a greedy step's token."""
-        ...
-
-
-class Device(Protocol):
-    """Weights and KV cache of one model, somewhere."""
-
-    description: str
-
-    @property
-    def lowering(self) -> Lowering: ...
-    def bind(self, plan: Plan) -> Program: ...
 
 
 def plan_pass(
@@ -46,14 +24,21 @@ def plan_pass(
     return make_plan(build_graph(gguf, hp, nt, n_ctx, greedy), lowering, n_kv)
 
 
+def plan_step(gguf: GGUF, where: Where, depth: int) -> Plan:
+    """The plan of a greedy decode step after `depth` tokens. Needs the header only."""
+    hp = load_hparams(gguf)
+    n_ctx = max(hp.n_ctx_train, depth + 1)
+    return plan_pass(gguf, hp, where.lowering(), nt=1, n_kv=depth + 1, n_ctx=n_ctx, greedy=True)
+
+
 class Engine:
     """One sequence at a time. `position` counts the tokens already in the KV cache."""
 
-    def __init__(self, gguf: GGUF, n_ctx: int, progress: Progress | None = None) -> None:
+    def __init__(self, gguf: GGUF, n_ctx: int, where: Where = CPU, progress: Progress | None = None) -> None:
         self.hp = load_hparams(gguf)
         self.gguf, self.n_ctx, self.position = gguf, n_ctx, 0
         build_graph(gguf, self.hp, 1, n_ctx)  # refuse an unsupported model before loading its weights
-        self.device: Device = CpuDevice(gguf, progress)
+        self.device: Device = where.open(gguf, progress)
         self.tracer: Tracer = open_tracer(self.device.description)
         self.label = ""  # put before the step's range name: "warmup " keeps a step out of a census
         # a decode program of each kind; of prefill the latest two sizes (whole chunk, remainder) keep their scratch

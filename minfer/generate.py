@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.devices import Where
 from minfer.engine import Engine
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -24,14 +25,14 @@ class Request:
     n_ctx: int
 
 
-def generate_text(gguf: GGUF, request: Request, how: Sampling, stream: bool) -> dict[str, Any]:
+def generate_text(gguf: GGUF, where: Where, request: Request, how: Sampling, stream: bool) -> dict[str, Any]:
     """Generate and return ids, text and times; with `stream` the text goes to stdout as it comes, times to stderr."""
     load_hparams(gguf)  # a model that cannot run is refused before its tokenizer is read
     gguf.require_data()
     tokenizer = load_tokenizer(gguf.metadata)
     prompt = prompt_ids(tokenizer, request)
     with bar("loading weights") as progress:
-        engine = Engine(gguf, request.n_ctx, progress)
+        engine = Engine(gguf, request.n_ctx, where, progress)
     started = time.perf_counter()
     logits = engine.prefill(prompt)
     prefilled = time.perf_counter()

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from minfer.graph import Graph, Node
 from minfer.memory import Memory, plan_memory
 from minfer.ops import Cost, Kv
@@ -24,6 +26,7 @@ class Ref:
     key: int | str
     rows: int
     cols: int
+    offset: int = 0  # elements into the slot: a section of a larger row
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,13 @@ class Launch:
 class Lowering(Protocol):
     """What the planner asks of a backend."""
 
-    name: str
-    kv_bytes: int  # per element
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one KV element."""
+        ...
 
     def fuse(self, graph: Graph) -> Graph:
         """The graph with this backend's rewrites applied."""
@@ -64,6 +72,34 @@ class Lowering(Protocol):
     def lower(self, graph: Graph, memory: Memory, kv: Kv) -> Sequence["Launch"]:
         """The launches of all nodes, in order."""
         ...
+
+
+class Program(Protocol):
+    """A plan bound to a device."""
+
+    @property
+    def plan(self) -> "Plan": ...
+
+    def run(self, tracer: Any, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
+        """One pass from `position` on, its ranges named `step`: logits (vocab,), or a greedy step's int32 bits (1,)."""
+        ...
+
+
+class Device(Protocol):
+    """Weights and KV cache of one model, somewhere."""
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a benchmark says of it, in llama-bench's field names."""
+        ...
+
+    @property
+    def lowering(self) -> Lowering: ...
+
+    def bind(self, plan: "Plan") -> Program: ...
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from minfer.graph import Graph, role
 from minfer.plan import Plan, launch_dict
 
 
-def plan_dict(gguf: GGUF, plan: Plan, n_layer: int, bandwidth: float | None) -> dict[str, Any]:
+def plan_dict(gguf: GGUF, plan: Plan, bandwidth: float | None) -> dict[str, Any]:
     """Everything `minfer plan --json` says. `bandwidth` in GB/s gives the floors, without it they are null."""
     totals = plan.totals()
     moved = totals["bytes_read"] + totals["bytes_written"]
@@ -20,7 +20,7 @@ def plan_dict(gguf: GGUF, plan: Plan, n_layer: int, bandwidth: float | None) -> 
         "model_type": model_type(gguf),
         "data_missing": _data_missing(gguf),
         "backend": plan.backend,
-        "n_layer": n_layer,
+        "n_layer": len({x.layer for x in plan.launches if x.layer is not None}),
         "n_tokens": plan.n_tokens,
         "n_kv": plan.n_kv,
         "totals": totals | {"bytes_moved": moved},

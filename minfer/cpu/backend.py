@@ -81,6 +81,9 @@ class CpuDevice:
         self.gguf = gguf
         self.description = f"CPU ({cpu_name()})"
         self.lowering = CpuLowering()
+        self.facts = {
+            "gpu_info": "", "backends": "CPU", "n_gpu_layers": 0, "type_k": "f32", "type_v": "f32", "flash_attn": 0,
+        }  # fmt: skip
         self.weights = _load(gguf, progress)
         self.regions: dict[str | int, np.ndarray] = {}
 

@@ -6,7 +6,7 @@ Every constant carries its reason and date; `minfer crossover` measures them aga
 from collections.abc import Container
 from dataclasses import dataclass
 
-MAX_BATCH = 16  # tokens that the batched f32-activation kernel takes
+MAX_BATCH = 16  # tokens that one launch of the batched f32-activation kernel takes
 ANY = 1 << 62
 
 
@@ -27,7 +27,7 @@ class Gate:
 _NO_MMVQ, _NO_KQ = "MINFER_NO_MMVQ", "MINFER_NO_KQ_MMVQ"
 _LARGE_ROWS = "below it the f32-activation kernel's coalesced loop wins, above it dp4a wins"
 
-_ONE, _FEW, _MANY = (1, 1), (2, MAX_BATCH), (MAX_BATCH + 1, ANY)
+_ONE, _SEVERAL, _MANY = (1, 1), (2, ANY), (MAX_BATCH + 1, ANY)
 
 GATES: tuple[Gate, ...] = (
     Gate("Q4_K", "mmvq_{t}", True, _ONE, 0, (_NO_MMVQ,), "report 70: dp4a wins at every decode shape", "2026-09-08"),
@@ -35,9 +35,8 @@ GATES: tuple[Gate, ...] = (
     Gate("Q6_K", "mmvq_{t}", True, _ONE, 4_000_000, (_NO_KQ, _NO_MMVQ), f"report 72: {_LARGE_ROWS}", "2026-09-08"),
     Gate("Q5_K", "mmvq_{t}", True, _ONE, 24_000_000, (_NO_KQ, _NO_MMVQ), f"report 72: {_LARGE_ROWS}", "2026-09-08"),
     Gate(None, "matmul_{t}_f32", False, _ONE, 0, (), "the form that every type has", "2026-11-29"),
-    Gate(None, "matmul_{t}_f32_batch", False, _FEW, 0, (), "weights read once for all tokens", "2026-11-29"),
     Gate(None, "gemm_f16", False, _MANY, 0, ("MINFER_NO_F16_PREFILL",), "tensor cores", "2026-11-29"),
-    Gate(None, "gemm_f32", False, _MANY, 0, (), "no rounding of activations", "2026-11-29"),
+    Gate(None, "matmul_{t}_f32_batch", False, _SEVERAL, 0, (), "weights read once for 16 tokens", "2026-11-29"),
 )
 
 

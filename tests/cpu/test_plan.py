@@ -60,13 +60,13 @@ def test_prefill_reads_weights_once_and_scores_one_row(header):
 
 
 def test_floor_is_bytes_over_bandwidth_and_absent_without_one(header, plan):
-    floors = plan_dict(header, plan, 28, 4300.0)["floor_ms"]
+    floors = plan_dict(header, plan, 4300.0)["floor_ms"]
     assert floors["weights_as_stored"] == pytest.approx(4_370_560_992 / 4300e9 * 1e3)
-    assert plan_dict(header, plan, 28, None)["floor_ms"] == {"weights_as_stored": None, "as_this_backend_moves": None}
+    assert plan_dict(header, plan, None)["floor_ms"] == {"weights_as_stored": None, "as_this_backend_moves": None}
 
 
 def test_the_plan_is_plain_data(header, plan):
-    data = json.loads(json.dumps(plan_dict(header, plan, 28, None)))
+    data = json.loads(json.dumps(plan_dict(header, plan, None)))
     assert len(data["launches"]) == 563
     assert sum(k["launches"] for k in data["kernels"]) == 563
     assert sum(x["bytes_read"] + x["bytes_written"] for x in data["launches"]) == data["totals"]["bytes_moved"]
