@@ -56,8 +56,7 @@ def prompt_ids(tokenizer: Tokenizer, request: Request) -> list[int]:
     if not request.prompt:
         raise UserError("the prompt is empty: give at least one character with --prompt")
     if request.chat:
-        text = tokenizer.chat([{"role": "user", "content": request.prompt}])
-        ids = tokenizer.encode(text, add_bos=False)  # a template writes its own BOS
+        ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": request.prompt}]))
     else:
         ids = tokenizer.encode(request.prompt)
     if not ids:

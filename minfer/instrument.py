@@ -35,18 +35,15 @@ Work = Sequence[tuple[Launch, Callable[[], None]]]
 class Tracer:
     """Where ranges and launches of this process go. Any of the three may be off; all off costs one test a launch."""
 
-    nvtx: Any = None  # NVTX domain
+    nvtx: bool = False
     log: TextIO | None = None
     echo: TextIO | None = None  # MINFER_GRAPH_TRACE
-    _attributes: dict[str, Any] = field(default_factory=dict)
     _open: list[tuple[str, int]] = field(default_factory=list)
     _lines: list[list[Any]] = field(default_factory=list)
 
     def push(self, text: str) -> None:
-        if self.nvtx is not None:
-            if text not in self._attributes:  # ranges repeat every step: build their attributes once
-                self._attributes[text] = self.nvtx.get_event_attributes(message=text)
-            self.nvtx.push_range(self._attributes[text])
+        if self.nvtx:
+            nvtx.push_range(text, domain=DOMAIN)
         if self.log is not None:
             self._open.append((text, time.monotonic_ns()))
 
@@ -54,8 +51,8 @@ class Tracer:
         if self.log is not None:
             text, start = self._open.pop()
             self._lines.append(["range", text, start, time.monotonic_ns()])
-        if self.nvtx is not None:
-            self.nvtx.pop_range()
+        if self.nvtx:
+            nvtx.pop_range(domain=DOMAIN)
 
     def run(self, launch: Launch, call: Callable[[], None]) -> None:
         if self.echo is not None:
@@ -99,7 +96,7 @@ def open_tracer(device: str) -> Tracer:
     """The tracer that this process's switches ask for; `device` is named in the launch log's first line."""
     log = _open_log(device)
     return Tracer(
-        nvtx=nvtx.get_domain(DOMAIN) if switches.flag("MINFER_NVTX") else None,
+        nvtx=switches.flag("MINFER_NVTX"),
         log=log,
         echo=sys.stderr if switches.flag("MINFER_GRAPH_TRACE") else None,
     )
