@@ -156,11 +156,11 @@ def _on_dask(paths: Sequence[str], steps: str, by: str, address: str, progress: 
     except ImportError:
         raise CensusError("--workers tcp://...: needs Dask; pip install 'launch-census[fleet]'") from None
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = Client(address, timeout=10)
     except (OSError, TimeoutError) as err:
         raise CensusError(f"--workers {address}: no Dask scheduler answers there ({err})") from None
     with client:
-        full = {str(Path(p).resolve()): p for p in paths}  # workers may run in another folder
+        full = {str(Path(p).absolute()): p for p in paths}  # workers may run in another folder
         tasks = {client.submit(read_one, f, steps, by, pure=False, retries=_TRIES): p for f, p in full.items()}
         outcomes: list[Outcome] = []
         for future in as_completed(tasks):
@@ -174,7 +174,7 @@ def _collect(future: Any, path: str) -> Outcome:
     if future.status != "finished":
         return Outcome(path, None, None, f"{path}: its workers failed ({future.exception()})")
     got: Outcome = future.result()
-    full = str(Path(path).resolve())
+    full = str(Path(path).absolute())
     made = None if got.ledger is None else replace(got.ledger, trace=path)
     return Outcome(path, got.host, made, got.error.replace(full, path) if got.error else None)
 

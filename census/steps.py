@@ -242,7 +242,7 @@ def _symbols(trace: Trace, act: Activity) -> NDArray[np.int64]:
     kernel = act.kind == KERNEL
     symbol = act.name.astype(np.uint64) * _MIX + act.kind.astype(np.uint64)
     symbol[kernel] = symbol[kernel] * _MIX + mixed[act.source[kernel]]
-    return factor(symbol)[1].astype(np.int64)
+    return factor(symbol.view(np.int64))[1]
 
 
 def _cut(act: Activity, rows: NDArray, size: int, of: NDArray[np.int32], count: int) -> int:

@@ -76,7 +76,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn SQLite's complaints about a damaged file into one line."""
     try:
         yield
-    except (sqlite3.Error, OverflowError) as err:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as err:  # the last: a damaged table or column name
         raise CensusError(f"{path}: cannot be read as sqlite ({err}); export it again with `nsys export`") from None
 
 
