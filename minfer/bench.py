@@ -47,8 +47,9 @@ class Sample:
 
 
 def run_bench(
-    gguf: GGUF, where: Where, lengths: Sequence[Sequence[int]], reps: int, threads: int | None, warmup: bool, output: str
-) -> str:
+    gguf: GGUF, where: Where, lengths: Sequence[Sequence[int]], *, reps: int, threads: int | None, warmup: bool,
+    output: str,
+) -> str:  # fmt: skip
     """`minfer bench`: lengths are the lists of -p, -n and -d; the result's rows as text in the form `output`."""
     if output not in FORMATS:
         raise UserError(f"-o {output!r} is not allowed: give one of {', '.join(FORMATS)}")

@@ -132,6 +132,27 @@ def _bandwidth(given: str | None) -> float | None:
 
 
 @app.command()
+def surface(
+    switch: Annotated[str, typer.Argument(metavar="SWITCH", help="A MINFER_NO_... switch.")],
+    model: Model,
+    depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
+    device: Annotated[str, typer.Option(help="cuda or cpu; planning needs no GPU.")] = "cuda",
+    kv: Kv = None,
+    as_json: Json = False,
+) -> None:
+    """Print everything that a switch changes in the plan of a decode step: look before you measure.
+
+    Example: minfer surface MINFER_NO_FUSE_QKV smollm2-135m
+    """
+    from minfer.devices import where
+    from minfer.show import surface_tables
+    from minfer.surface import surface as changes
+
+    data = changes(open_model(model), where(device, kv), switch, depth)
+    emit(data, surface_tables(data), as_json)
+
+
+@app.command()
 def graph(
     model: Model,
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens in the pass; 1 is a decode step.")] = 1,
@@ -205,7 +226,9 @@ def bench(
 
     lengths = (("-p", n_prompt), ("-n", n_gen), ("-d", n_depth))
     sizes = [_lengths(*pair) for pair in lengths]
-    text = run_bench(open_model(model), where(device, kv), sizes, reps, threads, not no_warmup, output)
+    text = run_bench(
+        open_model(model), where(device, kv), sizes, reps=reps, threads=threads, warmup=not no_warmup, output=output
+    )
     if save is None:
         print(text)  # noqa: T201
     else:

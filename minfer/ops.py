@@ -77,7 +77,8 @@ def _one_row(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
 def _qkv_epilogue(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     """q, k, v and biases read; all three written back in place, k and v stored into the cache as well."""
     elements, stored = node.params["nqt"] + 2 * node.params["nkt"], 2 * node.params["nkt"]
-    return Cost(F32 * (elements + 1), F32 * elements + kv.bytes * stored, 4 * elements)
+    flops = elements + 3 * (node.params["nqt"] + node.params["nkt"])  # bias everywhere, RoPE on q and k
+    return Cost(F32 * (elements + 1), F32 * elements + kv.bytes * stored, flops)
 
 
 def _none(graph: "Graph", node: "Node", kv: "Kv") -> Cost:

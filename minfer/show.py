@@ -95,6 +95,22 @@ def plan_tables(data: Mapping[str, Any]) -> list[Table | str]:
     return [headline, weights, kernels, *_totals_lines(totals, floors, data["bandwidth_gbs"])]
 
 
+def surface_tables(data: Mapping[str, Any]) -> list[Table | str]:
+    """The surface for reading: launches, kernels, what moves, where."""
+    count = data["launches_per_step"]
+    head = f"{data['switch']}: {count['off']} launches a step at 0, {count['on']} at 1 ({count['delta']:+d})"
+    if not data["rows"] and not data["geometry"]:
+        return [head, "the plan of this model is the same either way"]
+    kernels = _table("launches", ("kernel", "at 0", "at 1", "change"))
+    for row in data["rows"]:
+        kernels.add_row(row["kernel"], str(row["off"]), str(row["on"]), f"{row['on'] - row['off']:+d}")
+    shapes = [f"geometry of {g['kernel']}: {g['off']} at 0, {g['on']} at 1" for g in data["geometry"]]
+    differ = {name: v for name, v in data["totals"].items() if v["off"] != v["on"]}
+    moved = [f"{name}: {v['off']:,} at 0, {v['on']:,} at 1" for name, v in differ.items()]
+    table = [kernels] if data["rows"] else []
+    return [head, *table, *shapes, *moved, f"layers whose kernels change: {ranges(data['layers']) or 'none'}"]
+
+
 def _totals_lines(totals: Mapping[str, int], floors: Mapping[str, float | None], bandwidth: float | None) -> list[str]:
     lines = [
         f"weight bytes read per step, as stored: {totals['weight_bytes']:,}",

@@ -90,7 +90,8 @@ def _scratch_needs(plan: Plan) -> dict[str, int]:
     def most(name: str) -> int:
         return max((x.args.params.get(name, 0) for x in plan.launches), default=0)
 
-    return {"q8": most("q8_bytes"), "partial": most("partial_bytes"), "pos": 4 * plan.n_tokens, "aux": most("aux_bytes")}
+    needs = {name: most(f"{name}_bytes") for name in ("q8", "partial", "aux")}
+    return needs | {"pos": 4 * plan.n_tokens}
 
 
 @dataclass

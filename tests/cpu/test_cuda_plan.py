@@ -1,0 +1,164 @@
+"""The CUDA plan, without a GPU: it reproduces the launch arithmetic of the three reports from headers alone.
+
+The model of the reports: a 48-layer Qwen2 14B in Q4_K_M, whose q, k, v have one type on 24 layers and not on the other
+24 (attn_v in Q6_K).
+"""
+
+import json
+
+import pytest
+
+from cli import run_main
+from minfer.cli import main
+from minfer.cuda import dispatch
+from minfer.cuda.kernels import KERNELS
+from minfer.cuda.lowering import CudaLowering, resident_bytes
+from minfer.cuda.prefill import LIBRARY
+from minfer.devices import Where
+from minfer.engine import plan_pass, plan_step
+from minfer.gguf import open_gguf
+from minfer.models import load_hparams
+from minfer.options import Options
+from minfer.surface import surface
+from minfer.switches import SWITCHES
+from minfer.synth import synth
+from tiny import write_llama
+
+LAYERS, SAME, MIXED = 48, 24, 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("14b") / "14b.gguf"
+    synth("qwen2-14b", path, header_only=True)
+    return open_gguf(path)
+
+
+def plan(model, *off, kv="f16"):
+    return plan_step(model, Where("cuda", Options(frozenset(f"MINFER_NO_{o}" for o in off), kv)), depth=0)
+
+
+def test_fused_qkv_is_minus_312_launches(model):
+    """Report 73: -8 on each same-type layer, -6 on each mixed one, +24 standalone quantizes."""
+    on, off = plan(model), plan(model, "FUSE_QKV")
+    assert len(on.launches) - len(off.launches) == -8 * SAME - 6 * MIXED + SAME == -312
+    count, base = on.by_kernel(), off.by_kernel()
+    assert count["attn_bias_rope_store_f16"] == LAYERS
+    assert (base["add_bias_f32"], base["rope_neox_f32"], base["kv_store_f16"]) == (3 * LAYERS, 2 * LAYERS, 2 * LAYERS)
+    assert count["quantize_pad40"] - base["quantize_pad40"] == SAME
+
+
+def test_positions_are_converted_once_instead_of_240_times(model):
+    """Report 72: two ropes, two stores and attention on each of 48 layers read them."""
+    assert plan(model, "POS_MEMO", "FUSE_QKV").by_kernel()["f32_bits_to_i32"] == 5 * LAYERS == 240
+    assert plan(model, "FUSE_QKV").by_kernel()["f32_bits_to_i32"] == 1
+
+
+def test_standalone_quantizes_fall_by_what_the_layout_predicts(model):
+    """Report 70: q, k, v, o, gate, up, down and the head each quantize; only o's producer cannot do it for them."""
+    alone = plan(model, "DECODE_A_FUSE", "FUSE_QKV").by_kernel()
+    fused = plan(model, "FUSE_QKV").by_kernel()
+    assert alone["quantize_pad40"] == 7 * LAYERS + 1 and fused["quantize_pad40"] == LAYERS
+    assert fused["rms_norm_quant_pad40"] == 2 * LAYERS + 1 and fused["swiglu_quant_pad40"] == LAYERS
+    assert "rms_norm_f32" not in fused and "rms_norm_quant_pad40" not in alone
+
+
+def test_every_matmul_reads_the_plane_it_was_planned_on(model):
+    for off in ((), ("FUSE_QKV",), ("DECODE_A_FUSE",), ("KQ_MMVQ",)):
+        held = None
+        for launch in plan(model, *off).launches:
+            params = launch.args.params
+            assert params.get("q8_reads") in (None, held)
+            held = params.get("q8_writes", held)
+
+
+def test_the_surface_names_both_arms_of_kq_mmvq(qwen2_7b_header):
+    """Report 72's trap, made visible: on the 7B the switch moves the Q6_K ffn_down of 14 layers and the head."""
+    changed = surface(open_gguf(qwen2_7b_header), Where("cuda", Options(kv_type="f16")), "MINFER_NO_KQ_MMVQ")
+    rows = {r["kernel"]: (r["off"], r["on"]) for r in changed["rows"]}
+    assert rows["mmvq_q6_k"] == (15, 0) and rows["matmul_q6_k_f32"] == (14, 29)
+    assert changed["layers"] == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
+
+
+def test_surface_json_has_the_fields_that_windows_read(model, monkeypatch, capsys):
+    path = model.path
+    done = run_main(main, "minfer", ["surface", "MINFER_NO_FUSE_QKV", path, "--json"], monkeypatch, capsys)
+    data = json.loads(done.out)
+    assert data["switch"] == "MINFER_NO_FUSE_QKV"
+    assert data["launches_per_step"] == {"off": 749, "on": 1061, "delta": 312}
+    assert all(set(r) == {"kernel", "off", "on"} for r in data["rows"])
+    typo = run_main(main, "minfer", ["surface", "MINFER_NO_FUSE_QVK", path], monkeypatch, capsys)
+    assert typo.code == 2 and "did you mean MINFER_NO_FUSE_QKV?" in typo.err
+
+
+def test_a_launch_per_change_of_geometry_is_a_surface_too(model):
+    changed = surface(model, Where("cuda", Options()), "MINFER_NO_WIDE_RMS")
+    assert changed["rows"] == []
+    assert {g["kernel"] for g in changed["geometry"]} == {"rms_norm_f32", "rms_norm_quant_pad40"}
+
+
+@pytest.mark.parametrize("nt", [1, 2, 16, 17, 40, 512])
+@pytest.mark.parametrize("off", [(), ("F16_PREFILL", "MMVQ")])
+def test_every_planned_kernel_exists_with_its_arguments(model, qwen2_7b_header, tmp_path, nt, off):
+    options = Options(frozenset(f"MINFER_NO_{o}" for o in off), "f16")
+    for gguf in (model, open_gguf(qwen2_7b_header), open_gguf(write_llama(tmp_path / "m.gguf", quant="Q4_0"))):
+        hp = load_hparams(gguf)
+        for x in plan_pass(gguf, hp, CudaLowering(options), nt=nt, n_kv=nt, n_ctx=4096, greedy=nt == 1).launches:
+            if x.kernel in LIBRARY:
+                continue
+            for word in KERNELS[x.kernel].args.split():
+                if word[:2] in ("i:", "f:"):
+                    assert word[2:] in x.args.params, f"{x.kernel} needs {word}"
+            assert min(x.grid) >= 1 and x.block[0] in (32, KERNELS[x.kernel].block)
+
+
+def test_tokens_beyond_a_batch_are_more_launches_over_all_rows(qwen2_7b_header):
+    gguf = open_gguf(qwen2_7b_header)
+    lowering = CudaLowering(Options(frozenset({"MINFER_NO_F16_PREFILL"})))
+    planned = plan_pass(gguf, load_hparams(gguf), lowering, nt=40, n_kv=40, n_ctx=64)
+    parts = [x for x in planned.launches if x.name == "attn_q" and x.layer == 0]
+    assert [(x.args.params["nt"], x.args.inputs[0].offset, x.args.out.offset) for x in parts] == [
+        (16, 0, 0), (16, 16 * 3584, 16 * 3584), (8, 32 * 3584, 32 * 3584),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "od", "id", "off", "kernel"),
+    [
+        ("Q6_K", 1024, 5120, (), "mmvq_q6_k"),  # 14B attn_v, 5.24M: report 72 moved it here
+        ("Q6_K", 512, 3584, (), "matmul_q6_k_f32"),  # 7B attn_v, 1.8M
+        ("Q6_K", 1024, 5120, ("KQ_MMVQ",), "matmul_q6_k_f32"),
+        ("Q5_K", 1024, 5120, (), "matmul_q5_k_f32"),
+        ("Q5_K", 5120, 5120, (), "mmvq_q5_k"),  # 26M
+        ("Q4_K", 512, 3584, ("KQ_MMVQ",), "mmvq_q4_k"),
+        ("Q4_K", 512, 3584, ("MMVQ",), "matmul_q4_k_f32"),
+        ("Q8_0", 64, 48, (), "matmul_q8_0_f32"),  # rows are not whole q8 blocks
+        ("Q4_1", 5120, 5120, (), "matmul_q4_1_f32"),
+    ],
+)
+def test_gates(kind, od, id, off, kernel):
+    off = {f"MINFER_NO_{o}" for o in off}
+    assert dispatch.kernel_name(dispatch.route(kind, od, id, 1, off), kind) == kernel
+
+
+def test_every_gate_has_a_reason_a_date_and_known_switches():
+    for gate in dispatch.GATES:
+        assert gate.reason and gate.date.count("-") == 2 and all(SWITCHES[s].plan for s in gate.switches)
+
+
+def test_layers_without_a_bias_or_with_interleaved_rope_keep_their_chain(tmp_path):
+    gguf = open_gguf(write_llama(tmp_path / "m.gguf"))
+    changed = surface(gguf, Where("cuda", Options()), "MINFER_NO_FUSE_QKV")
+    assert changed["rows"] == [] and changed["launches_per_step"]["delta"] == 0
+
+
+def test_resident_bytes_are_padded_blocks(model):
+    tensor = model.tensors["blk.0.attn_v.weight"]
+    assert tensor.type == "Q6_K" and resident_bytes(tensor) == tensor.nbytes // 210 * 212
+
+
+def test_kv_type_halves_what_attention_reads(model):
+    plans = (plan_step(model, Where("cuda", Options(kv_type=t)), 999) for t in ("f32", "f16"))
+    wide, half = (next(x for x in p.launches if "attention_split" in x.kernel) for p in plans)
+    kv = 1000 * 2 * 1024
+    assert wide.bytes_read - half.bytes_read == kv * 2
