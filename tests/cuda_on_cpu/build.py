@@ -1,8 +1,8 @@
 """From a .cu source to a shared library that runs on the CPU, kept under a hash of everything that went into it.
 
-The text is preprocessed first, then three words are rewritten that C++ cannot express with macros: `__global__`,
-`extern __shared__` (a pointer to the launch's dynamic shared memory) and `__shared__` (a static array: one block runs at a
-time). Each kernel gets two entry points: `describe` (its parameters) and `call` (arguments by address).
+The text is preprocessed first, then three words are rewritten that macros cannot express in C++: `__global__`,
+`extern __shared__` (a pointer to the launch's dynamic shared memory) and `__shared__` (a static array, since one block
+runs at a time). Each kernel gets two entry points: `describe` (its parameters) and `call` (arguments by address).
 
 `-fsanitize=thread` makes g++ report every load and store; the library is linked with our runtime instead of libtsan.
 """
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 GXX = shutil.which("g++")
 
-RUNTIME_FLAGS = ("-std=c++17", "-O3", "-g1", "-fPIC", "-shared", "-ldl")
+RUNTIME_FLAGS = ("-std=c++17", "-O3", "-flto", "-fPIC", "-shared", "-ldl")
 KERNEL_FLAGS = (
     "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-w", "-fvisibility=hidden", "-fno-gnu-unique",
     "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0",
@@ -42,10 +42,10 @@ class Library:
     kernels: dict[str, tuple[str, ...]]  # name -> names of its parameters ("" where it has none)
 
 
-def run_gxx(*arguments: str) -> str:
+def run_gxx(*arguments: str, stdin: str = "") -> str:
     if GXX is None:
         raise BuildError("g++ is not installed; the emulator compiles kernels with it")
-    done = subprocess.run([GXX, *arguments], capture_output=True, text=True)
+    done = subprocess.run([GXX, *arguments], capture_output=True, text=True, input=stdin)
     if done.returncode:
         raise BuildError(done.stderr[:4000])
     return done.stdout
@@ -87,17 +87,31 @@ def runtime() -> Path:
     return compiled(text, ".txt", RUNTIME_FLAGS, tuple(str(path) for path in sources if path.suffix == ".cpp"))
 
 
+INCLUDE_LINE = re.compile(r'\s*#include "([^"]+)"')
+
+
+def pasted(path: Path, done: set[Path]) -> str:
+    """A file with its own includes in place, each once, as minfer pastes them; #line keeps the line numbers."""
+    done.add(path)
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        found = INCLUDE_LINE.match(line)
+        other = path.parent / found[1] if found else path
+        if not (found and other.exists()):
+            lines.append(line)
+        elif other not in done:
+            lines += [pasted(other, done), f'#line {number + 1} "{path.name}"']
+        else:
+            lines.append("")
+    return "\n".join(lines)
+
+
 def preprocess(source: str | Path, options: tuple[str, ...]) -> str:
     """Only -I, -D and -U of the options mean anything here; NVRTC's others are ignored."""
     flags = [option for option in options if option[:2] in ("-I", "-D", "-U")]
-    if isinstance(source, str):
-        path = folder() / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.cu"
-        path.write_text(f"#line 1 \"kernel.cu\"\n{source}")
-    else:
-        path = source
-        flags.append(f"-I{path.parent}")
+    text = f'#line 1 "kernel.cu"\n{source}' if isinstance(source, str) else pasted(source, set())
     header = ("-include", "cuda_on_cpu.h", "-DCUDA_ON_CPU", "-D__CUDA_ARCH__=900")
-    return run_gxx("-E", "-x", "c++", "-std=c++17", f"-I{INCLUDE}", *header, *flags, str(path))
+    return run_gxx("-E", "-x", "c++", "-std=c++17", f"-I{INCLUDE}", *header, *flags, "-", stdin=text)
 
 
 QUALIFIERS = r"(?:__launch_bounds__\s*\([^()]*\)|static|inline|__attribute__\s*\(\(.*?\)\)|\s)*"

@@ -1,11 +1,11 @@
-"""Runs CUDA kernels on the CPU: the same .cu source, compiled by g++, with CUDA's execution model and its rules checked.
+"""Runs CUDA kernels on the CPU: the same .cu source, compiled by g++, with CUDA's execution model and rules.
 
     module = emulate.load(Path("minfer/cuda/kernels/norm.cu"))       # or the source itself, as a string
     module.launch("rms_norm_f32", grid=(4,), block=(128,), args=(x, w, out, np.int32(n)), outputs=[2])
 
-Arrays are passed as pointers and written in place, NumPy scalars as values, None as a null pointer. `outputs` are poisoned
-first and every element must be written. What breaks a rule raises `KernelFault` and names kernel, block, thread and line;
-README.md says which rules, and what is not seen.
+Arrays are passed as pointers and written in place, NumPy scalars as values, None as a null pointer. `outputs` are
+poisoned first and every element must be written. What breaks a rule raises `KernelFault`, which names kernel, block,
+thread and line; README.md says which rules, and what is not seen.
 """
 
 import ctypes
@@ -105,7 +105,7 @@ class _Launch:
         if not 0 < threads <= LIMITS["threads per block"] or min(self.grid) < 1:
             raise ValueError(f"{self.kernel}: grid {self.grid} of blocks {self.block} cannot be launched")
         if self.shared > LIMITS["shared bytes"]:
-            raise ValueError(f"{self.kernel}: {self.shared} bytes of shared memory, a block has {LIMITS['shared bytes']}")
+            raise ValueError(f"{self.kernel}: {self.shared} bytes of shared memory, allowed {LIMITS['shared bytes']}")
         if len(self.args) != len(self.parameters):
             raise TypeError(f"{self.kernel} takes {len(self.parameters)} arguments, got {len(self.args)}")
         for index, (arg, size) in enumerate(zip(self.args, self.parameters, strict=True)):

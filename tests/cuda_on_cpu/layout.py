@@ -1,8 +1,8 @@
 """Where a launch's arrays lie in the emulated device memory.
 
-Each array gets guard zones on both sides, so an access outside finds no region. Arrays that share memory on the host share
-it here too (in-place kernels). A view keeps its offset from the array it was cut from modulo 256, as a pointer into a device
-buffer would, so a view that starts off a vector's alignment is caught.
+Each array gets guard zones on both sides, so an access outside finds no region. Arrays that share memory on the host
+share it here too (in-place kernels). A view keeps its offset, modulo 256, from the array it was cut from, as a pointer
+into a device buffer would: a view that starts off a vector's alignment is caught.
 """
 
 import ctypes
@@ -72,10 +72,8 @@ def place(arrays: dict[int, np.ndarray], constant: set[int], outputs: set[int]) 
     for group in overlapping(arrays):
         first = arrays[group[0]]
         host, end = address(first), max(address(arrays[i]) + arrays[i].nbytes for i in group)
-        if constant.issuperset(group):
-            kind = CONSTANT
-        else:
-            kind = OUTPUT if len(group) == 1 and group[0] in outputs else GLOBAL
+        pure_output = len(group) == 1 and group[0] in outputs
+        kind = CONSTANT if constant.issuperset(group) else OUTPUT if pure_output else GLOBAL
         stretch = Placed(host, end - host, offset + skew(first), kind, group)
         placed.append(stretch)
         offset = room(stretch.offset, stretch.size)

@@ -20,6 +20,11 @@ struct Barrier {
     int counted, result;  // predicates of __syncthreads_count
 };
 Barrier barriers[NAMED_BARRIERS];
+
+struct Warp {
+    unsigned alive, waiting;  // bit per lane
+};
+Warp warps[MAX_THREADS / WARP];
 enum { SYNCWARP, SHUFFLE, BALLOT, MATCH };
 
 // Tops of stacks that are a power of two apart would share the same few cache lines.
@@ -32,12 +37,12 @@ void wait(ThreadState state) {
     context_switch(&t.context, &machine.scheduler);
 }
 
-void finish_warp_operation(unsigned warp);
+void leave_warp(unsigned warp, unsigned lane);
 
 void thread_main() {
     machine.kernel(machine.arguments);
     self().state = DONE;
-    finish_warp_operation(self().id / WARP);  // lanes that waited for this one need not any more
+    leave_warp(self().id / WARP, self().id % WARP);
     context_switch(&self().context, &machine.scheduler);
     __builtin_unreachable();
 }
@@ -62,6 +67,7 @@ void start_thread(unsigned id) {
     const Dim size = machine.block_size;
     t.index = {id % size.x, id / size.x % size.y, id / (size.x * size.y)};
     t.state = RUNNABLE;
+    warps[id / WARP].alive |= 1u << id % WARP;
     context_start(t.context, t.stack, stack_top(t), thread_main);
 }
 
@@ -126,6 +132,7 @@ void report_stuck() {
 
 void run_block() {
     std::memset(barriers, 0, sizeof barriers);
+    std::memset(warps, 0, sizeof warps);
     order_start_block();
     memory_start_block();
     for (unsigned id = 0; id < machine.count; id++) start_thread(id);
@@ -173,15 +180,6 @@ void arrive(int id, unsigned expected, Site site, bool waits) {
 
 // ---- warps ----
 
-unsigned lanes_alive(unsigned warp) {
-    unsigned alive = 0;
-    for (unsigned lane = 0; lane < WARP; lane++) {
-        const unsigned id = warp * WARP + lane;
-        if (id < machine.count && machine.threads[id].state != DONE) alive |= 1u << lane;
-    }
-    return alive;
-}
-
 uint64_t warp_result(const Thread* lanes, const Thread& t, unsigned group) {
     uint64_t result = 0;
     if (t.operation == SHUFFLE) return lanes[t.source].value;
@@ -193,49 +191,49 @@ uint64_t warp_result(const Thread* lanes, const Thread& t, unsigned group) {
     return result;
 }
 
-void check_source(const Thread& t, unsigned group) {
-    if (t.operation != SHUFFLE || group >> t.source & 1) return;
-    cuda_on_cpu_current = const_cast<Thread*>(&t);
-    fail(SYNC, "%s:%d: shuffle reads lane %d, which does not take part (mask 0x%08x, taking part 0x%08x)",
-         base_name(t.site.file), t.site.line, t.source, t.mask, group);
+void check_member(const Thread& first, Thread& t, unsigned group) {
+    const bool other_kind = t.operation != first.operation;
+    const bool absent = t.operation == SHUFFLE && !(group >> t.source & 1);
+    if (other_kind || absent) cuda_on_cpu_current = &t;  // the fault is this lane's
+    if (other_kind)
+        fail(SYNC, "%s:%d: a warp operation, while lane %u takes part in another kind of operation at %s:%d",
+             base_name(t.site.file), t.site.line, first.id % WARP, base_name(first.site.file), first.site.line);
+    if (absent)
+        fail(SYNC, "%s:%d: shuffle reads lane %d, which does not take part (mask 0x%08x, taking part 0x%08x)",
+             base_name(t.site.file), t.site.line, t.source, t.mask, group);
 }
 
 void complete_group(unsigned warp, unsigned group) {
     Thread* lanes = &machine.threads[warp * WARP];
+    const Thread& first = lanes[__builtin_ctz(group)];
     unsigned members[WARP], n = 0;
-    for (unsigned lane = 0; lane < WARP; lane++) {
-        if (!(group >> lane & 1)) continue;
-        check_source(lanes[lane], group);
+    for (unsigned rest = group; rest; rest &= rest - 1) {
+        const unsigned lane = unsigned(__builtin_ctz(rest));
+        check_member(first, lanes[lane], group);
         lanes[lane].result = warp_result(lanes, lanes[lane], group);
         members[n++] = warp * WARP + lane;
     }
     for (unsigned i = 0; i < n; i++) machine.threads[members[i]].state = RUNNABLE;
-    if (lanes[members[0] % WARP].operation == SYNCWARP) order_join(members, n);
+    warps[warp].waiting &= ~group;
+    if (first.operation == SYNCWARP) order_join(members, n);
 }
 
 // Lanes that wait with the same mask form a group; it is complete when every living lane of the mask is in it.
-void finish_warp_operation(unsigned warp) {
-    Thread* lanes = &machine.threads[warp * WARP];
-    const unsigned alive = lanes_alive(warp);
-    unsigned waiting = 0;
-    for (unsigned lane = 0; lane < WARP; lane++)
-        if (alive >> lane & 1 && lanes[lane].state == IN_WARP) waiting |= 1u << lane;
-    while (waiting) {
-        const Thread& first = lanes[__builtin_ctz(waiting)];
-        unsigned group = 0;
-        for (unsigned lane = 0; lane < WARP; lane++)
-            if (waiting >> lane & 1 && lanes[lane].mask == first.mask) group |= 1u << lane;
-        waiting &= ~group;
-        if (group == (first.mask & alive)) complete_group(warp, group);
-    }
+void finish_warp_operation(unsigned warp, unsigned mask) {
+    const Thread* lanes = &machine.threads[warp * WARP];
+    const unsigned expected = mask & warps[warp].alive;
+    if (!expected || expected & ~warps[warp].waiting) return;
+    for (unsigned rest = expected; rest; rest &= rest - 1)
+        if (lanes[__builtin_ctz(rest)].mask != mask) return;
+    complete_group(warp, expected);
 }
 
-void check_same_operation(unsigned warp, const Thread& t) {
-    for (unsigned id = warp * WARP; id < warp * WARP + WARP && id < machine.count; id++) {
-        const Thread& other = machine.threads[id];
-        if (other.state != IN_WARP || other.mask != t.mask || other.operation == t.operation) continue;
-        fail(SYNC, "%s:%d: a warp operation, while lane %u waits in another kind of operation at %s:%d",
-             base_name(t.site.file), t.site.line, id % WARP, base_name(other.site.file), other.site.line);
+// Lanes that waited for one that has returned need not wait any more.
+void leave_warp(unsigned warp, unsigned lane) {
+    warps[warp].alive &= ~(1u << lane);
+    for (unsigned rest = warps[warp].waiting; rest; rest &= rest - 1) {
+        const unsigned other = unsigned(__builtin_ctz(rest));
+        if (warps[warp].waiting >> other & 1) finish_warp_operation(warp, machine.threads[warp * WARP + other].mask);
     }
 }
 }  // namespace
@@ -292,9 +290,9 @@ uint64_t cuda_on_cpu_warp(int operation, unsigned mask, uint64_t value, int sour
     t.mask = mask;
     t.value = value;
     t.source = source;
-    check_same_operation(t.id / WARP, t);
     t.state = IN_WARP;
-    finish_warp_operation(t.id / WARP);
+    warps[t.id / WARP].waiting |= 1u << t.id % WARP;
+    finish_warp_operation(t.id / WARP, mask);
     if (t.state == IN_WARP) wait(IN_WARP);
     return t.result;
 }

@@ -24,6 +24,7 @@ bool earlier_blocks_ordered;
 int16_t known[MAX_THREADS][MAX_THREADS];  // known[t][u]: the last clock of u that t has synchronised with
 uint32_t known_epoch[MAX_THREADS];        // the row is valid in this epoch
 int16_t joined[MAX_THREADS];
+uint32_t wide_epoch;  // in this epoch a barrier has joined threads of several warps
 
 uint32_t stamp_epoch(Stamp s) { return uint32_t(s >> (64 - EPOCH_BITS)); }
 unsigned stamp_clock(Stamp s) { return unsigned(s >> (THREAD_BITS + KIND_BITS + PC_BITS)) & LAST_CLOCK; }
@@ -45,6 +46,7 @@ void next_epoch() {
     if (++epoch < 1u << EPOCH_BITS) return;
     memory_forget_order();
     std::memset(known_epoch, 0, sizeof known_epoch);
+    wide_epoch = 0;
     epoch = launch_epoch = block_epoch = 1;
 }
 }  // namespace
@@ -63,16 +65,20 @@ void order_start_block() {
 void order_block_barrier() { next_epoch(); }
 
 void order_join(const unsigned* threads, unsigned count) {
-    const unsigned n = machine.count;
+    // As long as only warps have synchronised in this epoch, a thread knows nothing of other warps.
+    const unsigned warp = threads[0] / WARP * WARP;
+    if (threads[count - 1] >= warp + WARP) wide_epoch = epoch;
+    const bool wide = wide_epoch == epoch;
+    const unsigned first = wide ? 0 : warp, n = wide ? machine.count : std::min(WARP, machine.count - warp);
     std::memset(joined, 0, n * sizeof joined[0]);
     for (unsigned i = 0; i < count; i++) {
-        const int16_t* r = row(threads[i]);
+        const int16_t* r = row(threads[i]) + first;
         for (unsigned u = 0; u < n; u++) joined[u] = std::max(joined[u], r[u]);
     }
     bool full = false;
     for (unsigned i = 0; i < count; i++) {
         int16_t* r = row(threads[i]);
-        std::memcpy(r, joined, n * sizeof joined[0]);
+        std::memcpy(r + first, joined, n * sizeof joined[0]);
         full |= unsigned(++r[threads[i]]) == LAST_CLOCK;
     }
     if (full) next_epoch();
