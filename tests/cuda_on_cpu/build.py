@@ -27,8 +27,9 @@ KERNEL_FLAGS = (
     "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0",
     "-fno-tree-sra",  # a vector stays one access, so its alignment can be checked
     "-fno-ipa-reference",  # a barrier may change every static array
+    "-fno-tree-loop-im",  # a load stays where the source has it, so a guarded one is not seen unguarded
     "-ffp-contract=off",
-    "-nodefaultlibs", "-lm", "-lc",  # without libtsan
+    "-nodefaultlibs", "-lm", "-lc", "-lgcc",  # without libtsan
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def run_gxx(*arguments: str, stdin: str = "") -> str:
         raise BuildError("g++ is not installed; the emulator compiles kernels with it")
     done = subprocess.run([GXX, *arguments], capture_output=True, text=True, input=stdin)
     if done.returncode:
-        raise BuildError(done.stderr[:4000])
+        raise BuildError(done.stderr[:4000].replace("<stdin>", "kernel.cu"))
     return done.stdout
 
 
@@ -109,9 +110,11 @@ def pasted(path: Path, done: set[Path]) -> str:
 def preprocess(source: str | Path, options: tuple[str, ...]) -> str:
     """Only -I, -D and -U of the options mean anything here; NVRTC's others are ignored."""
     flags = [option for option in options if option[:2] in ("-I", "-D", "-U")]
-    text = f'#line 1 "kernel.cu"\n{source}' if isinstance(source, str) else pasted(source, set())
+    name = "kernel.cu" if isinstance(source, str) else source.name
+    text = source if isinstance(source, str) else pasted(source, set())
     header = ("-include", "cuda_on_cpu.h", "-DCUDA_ON_CPU", "-D__CUDA_ARCH__=900")
-    return run_gxx("-E", "-x", "c++", "-std=c++17", f"-I{INCLUDE}", *header, *flags, "-", stdin=text)
+    done = run_gxx("-E", "-x", "c++", "-std=c++17", f"-I{INCLUDE}", *header, *flags, "-", stdin=text)
+    return done.replace('"<stdin>"', f'"{name}"')
 
 
 QUALIFIERS = r"(?:__launch_bounds__\s*\([^()]*\)|static|inline|__attribute__\s*\(\(.*?\)\)|\s)*"

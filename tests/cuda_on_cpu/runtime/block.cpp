@@ -30,9 +30,8 @@ enum { SYNCWARP, SHUFFLE, BALLOT, MATCH };
 // Tops of stacks that are a power of two apart would share the same few cache lines.
 char* stack_top(const Thread& t) { return t.stack + STACK_BYTES - (t.id % 64) * 192; }
 
-void wait(ThreadState state) {
+void wait() {
     Thread& t = self();
-    t.state = state;
     machine.switches++;
     context_switch(&t.context, &machine.scheduler);
 }
@@ -120,12 +119,12 @@ void report_stuck() {
     const char* file = base_name(t.site.file);
     if (t.state == IN_WARP)
         std::snprintf(f.detail, sizeof f.detail,
-                      "%s:%d: warp operation with mask 0x%08x that not all of its lanes reach (%u threads returned)", file,
-                      t.site.line, t.mask, returned);
+                      "%s:%d: warp operation with mask 0x%08x that not all of its lanes reach (%u threads returned)",
+                      file, t.site.line, t.mask, returned);
     else
         std::snprintf(f.detail, sizeof f.detail,
-                      "%s:%d: barrier %d reached by %u of %u threads; %u returned, %u wait elsewhere", file, t.site.line,
-                      t.barrier, barriers[t.barrier].arrived, barriers[t.barrier].expected, returned,
+                      "%s:%d: barrier %d reached by %u of %u threads; %u returned, %u wait elsewhere", file,
+                      t.site.line, t.barrier, barriers[t.barrier].arrived, barriers[t.barrier].expected, returned,
                       machine.count - returned - barriers[t.barrier].arrived);
     cuda_on_cpu_current = nullptr;
 }
@@ -144,8 +143,8 @@ void run_block() {
 
 void check_same_site(const Barrier& b, int id, const Site& site) {
     if (b.site.line == site.line && !std::strcmp(b.site.file, site.file)) return;
-    fail(SYNC, "%s:%d: barrier %d, while %u threads wait for it at %s:%d", base_name(site.file), site.line, id, b.arrived,
-         base_name(b.site.file), b.site.line);
+    fail(SYNC, "%s:%d: barrier %d, while %u threads wait for it at %s:%d", base_name(site.file), site.line, id,
+         b.arrived, base_name(b.site.file), b.site.line);
 }
 
 void release(int id) {
@@ -153,7 +152,7 @@ void release(int id) {
     unsigned n = 0;
     for (unsigned i = 0; i < machine.count; i++) {
         Thread& t = machine.threads[i];
-        if (&t != &self() && (t.state != IN_BARRIER || t.barrier != id)) continue;
+        if (t.state != IN_BARRIER || t.barrier != id) continue;
         t.state = RUNNABLE;
         waiters[n++] = i;
     }
@@ -161,21 +160,23 @@ void release(int id) {
     b.arrived = 0;
     b.result = b.counted;
     b.counted = 0;
-    if (b.expected == machine.count && n == machine.count) order_block_barrier();
-    else order_join(waiters, n);
+    if (n == machine.count) order_block_barrier();
+    else order_join(waiters, n, id);
 }
 
 void arrive(int id, unsigned expected, Site site, bool waits) {
     Barrier& b = barriers[id];
+    Thread& t = self();
     if (b.arrived && b.expected != expected)
         fail(SYNC, "%s:%d: barrier %d of %u threads, while others wait for it as one of %u", base_name(site.file),
              site.line, id, expected, b.expected);
     b.expected = expected;
-    b.site = site;
-    self().site = site;
-    self().barrier = id;
+    b.site = t.site = site;
+    t.barrier = id;
+    if (waits) t.state = IN_BARRIER;
+    else order_arrive(id);
     if (++b.arrived == expected) release(id);
-    else if (waits) wait(IN_BARRIER);
+    if (t.state == IN_BARRIER) wait();
 }
 
 // ---- warps ----
@@ -215,7 +216,7 @@ void complete_group(unsigned warp, unsigned group) {
     }
     for (unsigned i = 0; i < n; i++) machine.threads[members[i]].state = RUNNABLE;
     warps[warp].waiting &= ~group;
-    if (first.operation == SYNCWARP) order_join(members, n);
+    if (first.operation == SYNCWARP) order_join(members, n, 0);
 }
 
 // Lanes that wait with the same mask form a group; it is complete when every living lane of the mask is in it.
@@ -275,8 +276,8 @@ int cuda_on_cpu_sync_block(int predicate, const char* file, int line) {
 
 void cuda_on_cpu_sync_named(int id, int count, int waits, const char* file, int line) {
     if (id < 0 || id >= int(NAMED_BARRIERS) || count <= 0 || count % WARP)
-        fail(SYNC, "%s:%d: barrier %d of %d threads: ids go from 0 to 15, counts are multiples of 32", base_name(file), line,
-             id, count);
+        fail(SYNC, "%s:%d: barrier %d of %d threads: ids go from 0 to 15, counts are multiples of 32", base_name(file),
+             line, id, count);
     arrive(id, unsigned(count), {file, line}, waits);
 }
 
@@ -293,7 +294,7 @@ uint64_t cuda_on_cpu_warp(int operation, unsigned mask, uint64_t value, int sour
     t.state = IN_WARP;
     warps[t.id / WARP].waiting |= 1u << t.id % WARP;
     finish_warp_operation(t.id / WARP, mask);
-    if (t.state == IN_WARP) wait(IN_WARP);
+    if (t.state == IN_WARP) wait();
     return t.result;
 }
 

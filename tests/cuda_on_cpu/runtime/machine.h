@@ -95,7 +95,9 @@ inline Thread& self() { return *cuda_on_cpu_current; }
 void order_start_launch();
 void order_start_block();
 void order_block_barrier();
-void order_join(const unsigned* threads, unsigned count);  // a barrier of these threads only
+// A barrier of these threads only; `barrier` is a named one's id, whose earlier arrivals count too, or 0.
+void order_join(const unsigned* threads, unsigned count, int barrier);
+void order_arrive(int barrier);  // at a named barrier, without waiting
 void order_join_earlier_blocks();                          // an atomic that saw another block's atomic
 
 using Stamp = uint64_t;  // who accessed a byte and when; 0 is nobody

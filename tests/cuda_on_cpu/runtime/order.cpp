@@ -1,12 +1,12 @@
 // Happens-before inside a launch.
 //
 // A stamp packs epoch, clock, thread, access kind and code offset of one access. The epoch counts block starts and block
-// barriers of the process, so an access of an earlier epoch of the same block happened before without further ado. Inside an
-// epoch, __syncwarp and named barriers order some threads only: every thread has a vector of clocks, as in FastTrack
+// barriers of the process, so an access of an earlier epoch of the same block happened before without further ado. Inside
+// an epoch, __syncwarp and named barriers order some threads only: every thread has a vector of clocks, as in FastTrack
 // (Flanagan and Freund, 2009), joined at these points. Vectors are made when first needed in an epoch.
 //
-// Lossy on purpose, always towards missing a race and never towards inventing one: more than 2,047 partial barriers of one
-// thread in an epoch start a new epoch, and 2^20 epochs forget all stamps.
+// Lossy on purpose, always towards missing a race and never towards inventing one: more than 2,047 partial barriers of
+// one thread in an epoch start a new epoch, and 2^20 epochs forget all stamps.
 
 #include <algorithm>
 #include <cstring>
@@ -24,6 +24,8 @@ bool earlier_blocks_ordered;
 int16_t known[MAX_THREADS][MAX_THREADS];  // known[t][u]: the last clock of u that t has synchronised with
 uint32_t known_epoch[MAX_THREADS];        // the row is valid in this epoch
 int16_t joined[MAX_THREADS];
+int16_t carried[NAMED_BARRIERS][MAX_THREADS];  // what those know who arrived at a barrier without waiting
+uint32_t carried_epoch[NAMED_BARRIERS];
 uint32_t wide_epoch;  // in this epoch a barrier has joined threads of several warps
 
 uint32_t stamp_epoch(Stamp s) { return uint32_t(s >> (64 - EPOCH_BITS)); }
@@ -46,6 +48,7 @@ void next_epoch() {
     if (++epoch < 1u << EPOCH_BITS) return;
     memory_forget_order();
     std::memset(known_epoch, 0, sizeof known_epoch);
+    std::memset(carried_epoch, 0, sizeof carried_epoch);
     wide_epoch = 0;
     epoch = launch_epoch = block_epoch = 1;
 }
@@ -64,13 +67,27 @@ void order_start_block() {
 
 void order_block_barrier() { next_epoch(); }
 
-void order_join(const unsigned* threads, unsigned count) {
+void order_arrive(int barrier) {
+    const unsigned me = self().id;
+    int16_t* r = row(me);
+    if (carried_epoch[barrier] != epoch) std::memset(carried[barrier], 0, sizeof carried[barrier]);
+    carried_epoch[barrier] = wide_epoch = epoch;
+    for (unsigned u = 0; u < machine.count; u++) carried[barrier][u] = std::max(carried[barrier][u], r[u]);
+    if (unsigned(++r[me]) == LAST_CLOCK) next_epoch();
+}
+
+void order_join(const unsigned* threads, unsigned count, int barrier) {
+    if (!count) return;
     // As long as only warps have synchronised in this epoch, a thread knows nothing of other warps.
     const unsigned warp = threads[0] / WARP * WARP;
     if (threads[count - 1] >= warp + WARP) wide_epoch = epoch;
     const bool wide = wide_epoch == epoch;
     const unsigned first = wide ? 0 : warp, n = wide ? machine.count : std::min(WARP, machine.count - warp);
     std::memset(joined, 0, n * sizeof joined[0]);
+    if (barrier && carried_epoch[barrier] == epoch) {
+        std::memcpy(joined, carried[barrier], n * sizeof joined[0]);
+        carried_epoch[barrier] = 0;
+    }
     for (unsigned i = 0; i < count; i++) {
         const int16_t* r = row(threads[i]) + first;
         for (unsigned u = 0; u < n; u++) joined[u] = std::max(joined[u], r[u]);

@@ -1,4 +1,4 @@
-// __half and __half2: storage is 16 bits, arithmetic is float rounded to nearest even, as the device's is for one operation.
+// __half and __half2: storage is 16 bits; an operation is float's, rounded to nearest even, which is the device's result.
 #pragma once
 
 namespace cuda_on_cpu {

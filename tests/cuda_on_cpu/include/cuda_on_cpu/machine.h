@@ -36,8 +36,12 @@ constexpr int warpSize = 32;
 
 CUDA_INLINE void __syncthreads(CUDA_SITE) { cuda_on_cpu_sync_block(0, file, line); }
 CUDA_INLINE int __syncthreads_count(int predicate, CUDA_SITE) { return cuda_on_cpu_sync_block(predicate, file, line); }
-CUDA_INLINE int __syncthreads_or(int predicate, CUDA_SITE) { return cuda_on_cpu_sync_block(predicate, file, line) != 0; }
-CUDA_INLINE int __syncthreads_and(int predicate, CUDA_SITE) { return cuda_on_cpu_sync_block(!predicate, file, line) == 0; }
+CUDA_INLINE int __syncthreads_or(int predicate, CUDA_SITE) {
+    return cuda_on_cpu_sync_block(predicate, file, line) != 0;
+}
+CUDA_INLINE int __syncthreads_and(int predicate, CUDA_SITE) {
+    return cuda_on_cpu_sync_block(!predicate, file, line) == 0;
+}
 
 // bar.sync and bar.arrive
 CUDA_INLINE void cuda_bar_sync(int id, int count, CUDA_SITE) { cuda_on_cpu_sync_named(id, count, 1, file, line); }

@@ -4,10 +4,12 @@
 
 enum { CUDA_SYNCWARP, CUDA_SHUFFLE, CUDA_BALLOT, CUDA_MATCH };
 
+extern "C" {
 // `source`: the lane whose value a shuffle returns. A ballot returns the lanes with a value other than 0, a match the
 // lanes with this lane's value.
-extern "C" uint64_t cuda_on_cpu_warp(int operation, unsigned mask, uint64_t value, int source, const char* file, int line);
-extern "C" int cuda_on_cpu_lane() __attribute__((const));
+uint64_t cuda_on_cpu_warp(int operation, unsigned mask, uint64_t value, int source, const char* file, int line);
+int cuda_on_cpu_lane() __attribute__((const));
+}
 
 CUDA_INLINE void __syncwarp(unsigned mask = 0xffffffffu, CUDA_SITE) {
     cuda_on_cpu_warp(CUDA_SYNCWARP, mask, 0, 0, file, line);
