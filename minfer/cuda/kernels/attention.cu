@@ -44,8 +44,7 @@ struct Merge {  // in shared memory
 template <int N> BODY void merge_warps(const Online<N>& mine, Merge& m, float* record, int head_dim) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     __syncthreads();  // the previous head's record has been read
-    m.most[warp] = mine.most;
-    m.sum[warp] = mine.sum;
+    if (lane == 0) m.most[warp] = mine.most, m.sum[warp] = mine.sum;
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (lane * N < head_dim) m.acc[warp][lane * N + i] = mine.acc[i];
