@@ -1,6 +1,6 @@
-// Kernels for test_cuda_on_cpu.py that break one rule each, on the line that ends in FAULT, and their twins that do not.
-// All are launched with 2 blocks of 256 threads and 1,024 bytes of dynamic shared memory; x and out have 256 elements, one
-// has one. Only block 0 works, unless the rule is about blocks.
+// Kernels for test_cuda_on_cpu.py that break one rule each, on the line that ends in FAULT, and twins that do not.
+// All are launched with 2 blocks of 256 threads and 1,024 bytes of dynamic shared memory; x and out have 256 elements,
+// one has one. Only block 0 works, unless the rule is about blocks.
 
 #define KERNEL(name) extern "C" __global__ void name(const float* x, float* out, int* one)
 #define ONLY_BLOCK_0 \

@@ -1,7 +1,7 @@
 // Happens-before inside a launch.
 //
-// A stamp packs epoch, clock, thread, access kind and code offset of one access. The epoch counts block starts and block
-// barriers of the process, so an access of an earlier epoch of the same block happened before without further ado. Inside
+// A stamp packs epoch, clock, thread, access kind and code offset of one access. The epoch counts starts and barriers of
+// blocks in this process, so an access of an earlier epoch of the same block happened before without further ado. Inside
 // an epoch, __syncwarp and named barriers order some threads only: every thread has a vector of clocks, as in FastTrack
 // (Flanagan and Freund, 2009), joined at these points. Vectors are made when first needed in an epoch.
 //

@@ -1,4 +1,4 @@
-// __half and __half2: storage is 16 bits; an operation is float's, rounded to nearest even, which is the device's result.
+// __half and __half2: 16 bits of storage; an operation is float's, rounded to nearest even, which is what a device gives.
 #pragma once
 
 namespace cuda_on_cpu {
