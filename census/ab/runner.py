@@ -52,24 +52,25 @@ def real_world(gpus: gpu.Gpus, plan: Plan) -> World:
     )  # fmt: skip
 
 
-def run(folder: Path, plan: Plan, world: World, tick: Callable[[int, int], None]) -> dict[str, Any]:
-    """Run what is left of the window in `folder` and return its window.json; tick(done, total) counts runs."""
+def run(folder: Path, plan: Plan, world: World, tick: Callable[[int, int], None]) -> None:
+    """Run what is left of the window in `folder`, up to its window.json; tick(done, total) counts runs.
+
+    Raises CensusError when a run fails or a file cannot be written; what was recorded is kept.
+    """
     with log.opened(folder / log.RUNS) as book:
         if (folder / log.WINDOW).exists():
-            return log.read_json(folder / log.WINDOW)
+            return
         tick(*_progress(plan, book.events))
         if next_slot(plan, book.events):
             _warm_up(plan, world)
         while slot := _next(plan, book):
             _one(folder, plan, world, book, slot)
             tick(*_progress(plan, book.events))
-        window = finished(plan, book.events, world.facts)
         try:
-            log.write_json(folder / log.WINDOW, window)
+            log.write_json(folder / log.WINDOW, finished(plan, book.events, world.facts))
         except OSError as error:
             raise CensusError(f"{folder / log.WINDOW}: cannot be written ({error.strerror}); every run is kept; make "
                               f"room, then `census ab --resume {folder}`") from None
-        return window
 
 
 def _next(plan: Plan, book: Log) -> Slot | None:
