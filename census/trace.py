@@ -10,11 +10,9 @@ import re
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from multiprocessing import current_process, get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,7 @@ from census.schema import (
 
 Ints = NDArray[np.int64]
 
-_PARALLEL_ROWS = 500_000  # below this starting processes costs more than it saves
-_PART_ROWS = 300_000  # rows read in one go: what a worker holds at a time
+_ARROW_ROWS = 100_000  # below this the start of the other driver costs more than it saves
 _SECRET_NAME = re.compile(r"(?i)host_?name|user_?name|^user$|^logname$|^hostname$|:host$|^home$")
 _SECRET_VALUE = re.compile(r"\b(?:USER|LOGNAME|HOSTNAME)=([\w.-]+)")  # in a recorded environment
 _STRING_IDS = ("demangledName", "shortName", "mangledName", "nameId", "textId")  # columns that refer to StringIds
@@ -59,7 +56,7 @@ class Trace:
     """An open export. `rows` counts every concept that holds data; a concept not in it is absent or empty."""
 
     path: Path  # as the user named it
-    file: Path | None  # the sqlite file behind it, which other processes may open too; None: in memory
+    file: Path | None  # the sqlite file behind it; None: in memory
     db: sqlite3.Connection
     rows: dict[str, int]
     product: str | None
@@ -110,8 +107,12 @@ def open_trace(path: Path | str) -> Trace:
         return replace(from_connection(path, _connect(path)), file=path)
 
 
+def _uri(path: Path | None) -> str:
+    return f"{path.resolve().as_uri()}?mode=ro" if path else ":memory:"
+
+
 def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    db = sqlite3.connect(_uri(path), uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # Windows exports hold other encodings
     return db
 
@@ -209,14 +210,40 @@ def columns(trace: Trace, concept: str, *names: str) -> dict[str, Ints]:
     rows = trace.rows.get(concept, 0)
     if not rows:
         return {n: np.empty(0, np.int64) for n in names}
+    fast = _arrow_columns(trace, concept, names) if rows >= _ARROW_ROWS and trace.file else None
+    if fast is not None:
+        return fast
     with _reading(trace.path):
-        parts = _split(trace, concept) if rows > _PARALLEL_ROWS else []
         try:
-            if trace.file and len(parts) > 1:
-                return _read_parallel(trace.file, concept, names, parts)
             return _integers(trace.db.execute(_query(concept, names)), names, rows)
         except (TypeError, ValueError):  # a NULL or a text among them: slower, but only then
             return _clean_integers(trace, concept, names)
+
+
+def _arrow_columns(trace: Trace, concept: str, names: Sequence[str]) -> dict[str, Ints] | None:
+    """The same through ADBC, which hands over batches of columns instead of five million tuples.
+
+    None where the extra `fast` is not installed, or a column is not all integers: the slow way knows what to do.
+    """
+    try:
+        import adbc_driver_sqlite.dbapi as adbc
+    except ImportError:
+        return None
+    out = {n: np.empty(trace.rows[concept], np.int64) for n in names}
+    at = 0
+    try:
+        with adbc.connect(_uri(trace.file)) as db, db.cursor() as cursor:
+            cursor.execute(_views(trace.db)[concept])
+            cursor.execute(_query(concept, names))
+            for batch in cursor.fetch_record_batch():
+                for name, column in zip(names, batch.columns, strict=True):
+                    if column.null_count or str(column.type) != "int64":
+                        return None
+                    out[name][at : at + batch.num_rows] = column.to_numpy(zero_copy_only=False)
+                at += batch.num_rows
+    except (adbc.Error, OSError, ValueError):
+        return None
+    return out if at == trace.rows[concept] else None
 
 
 def _query(concept: str, names: Sequence[str]) -> str:
@@ -237,31 +264,6 @@ def _clean_integers(trace: Trace, concept: str, names: Sequence[str]) -> dict[st
     if note not in trace.warnings:
         trace.warnings.append(note)
     return got
-
-
-def _split(trace: Trace, concept: str) -> list[tuple[int, int]]:
-    """Row number ranges to read apart; one where no process can be started or the trace has no file."""
-    if current_process().daemon or trace.file is None or (os.cpu_count() or 1) < 2:
-        return []
-    low, high = trace.db.execute(f"SELECT min(row), max(row) FROM {concept}").fetchone()
-    return [(at, min(at + _PART_ROWS, high + 1)) for at in range(low, high + 1, _PART_ROWS)]
-
-
-def _read_parallel(path: Path, concept: str, names: Sequence[str], parts: list[tuple[int, int]]) -> dict[str, Ints]:
-    """SQLite hands out about a million rows a second per core; more processes make use of the other cores."""
-    workers = min(4, len(parts), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        got = list(pool.map(_read_part, *zip(*((path, concept, names, lo, hi) for lo, hi in parts), strict=True)))
-    return {n: np.concatenate([part.pop(n) for part in got]) for n in names}
-
-
-def _read_part(path: Path, concept: str, names: Sequence[str], low: int, high: int) -> dict[str, Ints]:
-    db = _connect(path)
-    try:
-        db.execute(_views(db)[concept])
-        return _integers(db.execute(f"{_query(concept, names)} WHERE row >= ? AND row < ?", (low, high)), names)
-    finally:
-        db.close()
 
 
 def records(trace: Trace, concept: str, *names: str) -> list[tuple[Any, ...]]:
