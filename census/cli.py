@@ -52,7 +52,10 @@ def ledger(
     as_csv: Csv = False,
     save: Save = None,
 ) -> None:
-    """What each kernel adds to a decode step, in exposed time; rows, gaps and residual add up to the step."""
+    """What each kernel adds to a decode step, in exposed time; rows, gaps and residual add up to the step.
+
+    Example: census ledger trace.sqlite --by op --time-from bench.json
+    """
     if fleet_lib.is_fleet(trace):
         with output.progress("traces") as tick:
             many = fleet_lib.run(fleet_lib.expand(trace), steps=steps, by=by, workers=workers, progress=tick)
@@ -109,7 +112,10 @@ def diff(
     as_csv: Csv = False,
     save: Save = None,
 ) -> None:
-    """What changed per step from A to B: kernels added, removed and changed, largest effect first."""
+    """What changed per step from A to B: kernels added, removed and changed, largest effect first.
+
+    Example: census diff before.sqlite after.sqlite --window window.json
+    """
     with output.working(f"reading {a} and {b}"):
         before, after = (ledger_lib.of_file(path, steps=steps, by=by) for path in (a, b))
         made = diff_lib.ledgers(before, after, window)
@@ -121,7 +127,10 @@ def scrub(
     source: Annotated[str, typer.Argument(metavar="IN", help="The recorded trace.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy to publish, a new sqlite file.")],
 ) -> None:
-    """A copy that is safe to publish: what a census reads, and nothing of the machine or its user."""
+    """A copy that is safe to publish: what a census reads, and nothing of the machine or its user.
+
+    Example: census scrub trace.sqlite public.sqlite
+    """
     with output.working(f"copying {source}"):
         made = scrub_lib.scrub(source, out)
     rows = sum(made.tables.values())
@@ -135,7 +144,10 @@ def doctor(
     as_csv: Csv = False,
     save: Save = None,
 ) -> None:
-    """What is installed and works together; of a trace, what it lacks and the nsys flag that would bring it."""
+    """What is installed and works together; of a trace, what it lacks and the nsys flag that would bring it.
+
+    Example: census doctor trace.sqlite
+    """
     found = {"this machine": doctor_lib.environment()} | ({trace: doctor_lib.of_file(trace)} if trace else {})
     output.emit(reports.findings(found), as_json=as_json, as_csv=as_csv, save=save)
 
