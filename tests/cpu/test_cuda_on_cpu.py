@@ -269,6 +269,15 @@ print(*out[3])
     assert done.stdout.split() == [str(100 + (lane ^ 2)) for lane in range(64)], done.stderr
 
 
+def test_counters_of_order_wrap(answers: emulate.Module, faults: emulate.Module) -> None:
+    """A warp passes more barriers than a clock counts, a block more than there are epochs; races are still found."""
+    out = np.zeros(32, np.int32)
+    answers.launch("ring", 1, 32, (out, np.int32(2500)), outputs=[0])
+    assert (out == 2501).all()
+    answers.launch("barriers", 1, 1, (out, np.int32((1 << 20) + 9)))
+    test_fault_is_caught_and_its_twin_passes(faults, "missing_barrier")
+
+
 def test_speed_leaves_room_for_the_suite(answers: emulate.Module) -> None:
     """A block of 256 threads with 10 barriers takes about 0.1 ms; 20 times that would not fit in CI any more."""
     out = np.zeros(100 * 256, np.int32)

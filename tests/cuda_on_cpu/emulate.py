@@ -193,5 +193,5 @@ def _load(source: str | Path, options: tuple[str, ...]) -> Module:
 
 
 def load(source: str | Path, options: Sequence[str] = ()) -> Module:
-    """Compiles a source, or takes it from the cache. Of the options only -I, -D and -U mean anything."""
+    """Compiles a source, or takes it from the cache; a file is read once per process. Options: -I, -D and -U."""
     return _load(source, tuple(options))

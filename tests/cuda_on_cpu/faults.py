@@ -108,7 +108,8 @@ def region_name(launch: "_Launch", region: int, address: int) -> str:
     """What an address belongs to, with the offset that helps to find the index."""
     at = address - launch.regions[region].begin
     if region < len(launch.placed):
-        index = launch.placed[region].arguments[0]
+        group = launch.placed[region].arguments
+        index = max(group, key=lambda i: (0 <= address - launch.pointer(i) < launch.arrays[i].nbytes, i))
         array = launch.arrays[index]
         at = address - launch.pointer(index)
         return f"{argument_name(launch, index)} at element {at // array.itemsize} (byte {at} of {array.nbytes})"

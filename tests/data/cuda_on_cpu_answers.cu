@@ -124,6 +124,19 @@ KERNEL floats(const float* x, float* out) {
     out[1280 + i] = __int_as_float(__float_as_int(v) ^ 0x80000000);
 }
 
+// Each lane adds its left neighbour's number, n times over.
+KERNEL ring(int* out, int n) {
+    __shared__ int number[32];
+    int mine = 1;
+    for (int i = 0; i < n; i++) {
+        number[threadIdx.x] = mine;
+        __syncwarp();
+        mine = 1 + number[(threadIdx.x + 31) % 32];
+        __syncwarp();
+    }
+    out[threadIdx.x] = mine;
+}
+
 KERNEL barriers(int* out, int n) {
     for (int i = 0; i < n; i++) __syncthreads();
     out[blockIdx.x * blockDim.x + threadIdx.x] = n;
