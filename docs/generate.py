@@ -31,8 +31,18 @@ def page(name: str, app: typer.Typer) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     intro = INTRO[name].format(switches=switch_table())
     parts = [f"# {name}\n\n{command.help}\n\n{intro}\n"]
-    parts += [section(name, command.get_command(context, sub)) for sub in command.list_commands(context)]
+    parts += [section(path, sub) for path, sub in walk(name, command, context)]
     return "\n".join(parts)
+
+
+def walk(name: str, command: Any, context: Any) -> Iterator[tuple[str, Any]]:
+    """Every command below `command`, groups opened: (the words before its name, the command)."""
+    for sub in command.list_commands(context):
+        child = command.get_command(context, sub)
+        if hasattr(child, "list_commands"):
+            yield from walk(f"{name} {sub}", child, context)
+        else:
+            yield name, child
 
 
 def section(name: str, command: Any) -> str:

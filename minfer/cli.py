@@ -1,17 +1,14 @@
 """The `minfer` command: pull a model, look at its plan, generate, time, convert."""
 
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from minfer import switches
+from minfer import gate_cli, switches
+from minfer.cli_common import Device, Json, Kv, Model, emit, open_model
 from minfer.errors import UserError
-from minfer.gguf import GGUF, open_gguf
 from minfer.progress import bar
 
 app = typer.Typer(
@@ -22,13 +19,11 @@ app = typer.Typer(
     help="A decode engine whose plan is data: what one step will launch is known before it runs.",
 )
 
+app.add_typer(gate_cli.app)
+
 # click's UsageError, wherever this version of typer keeps its click
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where CuPy finds one.")]
-Kv = Annotated[str | None, typer.Option("--kv", help="KV cache type: f32, or f16 on cuda, where it is the default.")]
 Ctx = Annotated[int, typer.Option("--ctx", min=1, help="KV cache length in tokens.")]
 
 
@@ -58,23 +53,6 @@ def _say(message: str) -> int:
 def _commands(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def emit(data: Any, parts: Sequence[Any], as_json: bool) -> None:
-    """Print `data` as JSON, or `parts` (strings and rich tables) for reading."""
-    if as_json:
-        print(json.dumps(data, indent=1))  # noqa: T201
-        return
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
-    for part in parts:
-        console.print(part)
-
-
-def open_model(model: str) -> GGUF:
-    """The open header of a file or of a pulled model."""
-    from minfer.pull import resolve
-
-    return open_gguf(resolve(model))
 
 
 @app.command()

@@ -1,10 +1,12 @@
 """Prefill and decode over one model: programs are built once per shape, positions are data."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from minfer import switches
 from minfer.devices import CPU, Where
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -31,6 +33,17 @@ def plan_step(gguf: GGUF, where: Where, depth: int) -> Plan:
     return plan_pass(gguf, hp, where.lowering(), nt=1, n_kv=depth + 1, n_ctx=n_ctx, greedy=True)
 
 
+def write_dump(folder: str, step: str, output: np.ndarray, kv: Mapping[str, np.ndarray]) -> None:
+    """One pass's output row and the KV cache after it, as .npy files named by the step (f32, rows as in memory)."""
+    try:
+        target = Path(folder) / step.replace(" ", "-")
+        target.mkdir(parents=True, exist_ok=True)
+        for name, array in {"output": output, **kv}.items():
+            np.save(target / f"{name}.npy", array)
+    except OSError as error:
+        raise UserError(f"switch MINFER_GRAPH_DUMP={folder!r} cannot be written: {error.strerror}") from None
+
+
 class Engine:
     """One sequence at a time. `position` counts the tokens already in the KV cache."""
 
@@ -40,6 +53,7 @@ class Engine:
         build_graph(gguf, self.hp, 1, n_ctx)  # refuse an unsupported model before loading its weights
         self.device: Device = where.open(gguf, progress)
         self.tracer: Tracer = open_tracer(self.device.description)
+        self.dump_folder = switches.current()["MINFER_GRAPH_DUMP"]
         self.label = ""  # put before the step's range name: "warmup " keeps a step out of a census
         # a decode program of each kind; of prefill the latest two sizes (whole chunk, remainder) keep their scratch
         self._program = functools.lru_cache(maxsize=4)(self._build)
@@ -63,6 +77,10 @@ class Engine:
         self._need_room(1)
         return int(self._run("decode", (token,), greedy=True).view(np.int32)[0])
 
+    def kv(self) -> dict[str, np.ndarray]:
+        """The KV cache up to the current position: region -> f32 (rows, cols)."""
+        return self.device.kv(self.position)
+
     def rewind(self, position: int = 0) -> None:
         """Forget every token from `position` on."""
         self.position = position
@@ -81,6 +99,8 @@ class Engine:
         step = f"{self.label}{kind} {self.position}"
         output = self._program(len(tokens), greedy).run(self.tracer, step, tokens, self.position)
         self.position += len(tokens)
+        if self.dump_folder is not None:
+            write_dump(self.dump_folder, step, output, self.kv())
         return output
 
     def _build(self, nt: int, greedy: bool) -> Program:

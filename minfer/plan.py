@@ -101,6 +101,10 @@ class Device(Protocol):
 
     def bind(self, plan: "Plan") -> Program: ...
 
+    def kv(self, rows: int) -> dict[str, np.ndarray]:
+        """Region -> its first rows on the host, as f32 (rows, cols)."""
+        ...
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -21,7 +21,7 @@ TOTALS = ("bytes_read", "bytes_written", "flops", "weight_bytes")
 
 def surface(gguf: GGUF, where: Where, switch: str, depth: int = 0) -> dict[str, Any]:
     """What `switch` changes in a greedy decode step. Raises UserError for a switch that no plan depends on."""
-    _check(switch)
+    check_switch(switch)
     off, on = (plan_step(gguf, _with(where, switch, value), depth) for value in (False, True))
     kernels = {**off.by_kernel(), **on.by_kernel()}
     rows = [{"kernel": k, "off": off.by_kernel().get(k, 0), "on": on.by_kernel().get(k, 0)} for k in kernels]
@@ -37,7 +37,8 @@ def surface(gguf: GGUF, where: Where, switch: str, depth: int = 0) -> dict[str, 
     }
 
 
-def _check(switch: str) -> None:
+def check_switch(switch: str) -> None:
+    """Raise UserError unless `switch` is one that a plan depends on."""
     able = [name for name, row in switches.SWITCHES.items() if row.plan]
     if switch not in able:
         near = difflib.get_close_matches(switch, able, n=1)

@@ -100,6 +100,10 @@ class CpuDevice:
         work = tuple((x, self._call(x.op, x.args, locate)) for x in plan.launches)
         return Program(plan, work, inputs["tokens"], inputs["positions"], locate(plan.output))
 
+    def kv(self, rows: int) -> dict[str, np.ndarray]:
+        """Region -> its first rows, as f32 (rows, cols)."""
+        return {str(key): region[:rows].copy() for key, region in self.regions.items()}
+
     def _call(self, op: str, args: Args, locate: Callable[[Ref], np.ndarray]) -> Callable[[], None]:
         ins = [locate(r) for r in args.inputs]
         weights = [self._rows_of(w) if op == "embed_rows" else self.weights[w] for w in args.weights]

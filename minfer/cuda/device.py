@@ -62,6 +62,10 @@ class CudaDevice:
                 self.scratch(name, nbytes)
             return CudaProgram(self, plan)
 
+    def kv(self, rows: int) -> dict[str, np.ndarray]:
+        """Region -> its first rows on the host, as f32 (rows, cols)."""
+        return {str(key): self.cp.asnumpy(r[:rows]).astype(np.float32) for key, r in self.regions.items()}
+
     def _need(self, nbytes: int, what: str) -> None:
         free, total = self.cp.cuda.runtime.memGetInfo()
         free += self.cp.get_default_memory_pool().free_bytes()
