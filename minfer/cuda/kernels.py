@@ -4,7 +4,7 @@ Plain data and text: nothing here needs a GPU, CuPy or NVRTC. CuPy hashes only t
 includes, so `source` pastes our own includes in place.
 
 A kernel's `args` are its parameters in order:
-  in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
+  in0 in1 ..  inputs          w0 w1 ..  weights           out   output          kvk kvv  KV regions
   q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  argmax scratch
   i:NAME      int32           f:NAME    float32
 """
@@ -82,7 +82,7 @@ def _rows() -> list[Kernel]:
     flat, by_token = "n / 256", "cols / 256, nt"
     return [
         # Weights: id is a multiple of the type's block, and of 8 for F32, F16 and BF16; tables are 16-byte aligned.
-        # ids are not checked: they must be inside the table.
+        # ids are not checked: they must be inside the table. dequant: rows · id / 8 < 2^32.
         *_each("embed_rows_{t}", every, "rows.cu", "w0 in0 out i:id", "id / 8 / 256, nt"),
         *_each("dequant_{t}_f16", every, "rows.cu", "w0 out i:id i:rows", "rows · id / 8 / 256"),
         *_each("dequant_{t}_f32", every, "rows.cu", "w0 out i:id i:rows", "rows · id / 8 / 256"),
@@ -108,7 +108,7 @@ def _rows() -> list[Kernel]:
         # one token, NEOX over the whole head, hd even; in0, in1, in2: sections q, k, v, changed in place
         *_each(
             "attn_bias_rope_store_{t}", kv, "rope.cu",
-            "in0 in1 in2 w0 w1 w2 k v pos i:nqt i:nkt i:hd f:base f:scale", "(nqt / 2 + nkt / 2 + nkt) / 256",
+            "in0 in1 in2 w0 w1 w2 kvk kvv pos i:nqt i:nkt i:hd f:base f:scale", "(nqt / 2 + nkt / 2 + nkt) / 256",
         ),
         # one token; head_dim a multiple of 8, at most MAX_HEAD_DIM; partial: partial_floats(..) floats
         *_each(

@@ -258,7 +258,7 @@ def test_softmax_causal(to, heads, first, nt):
     close(out, p / p.sum(axis=2, keepdims=True), 1e-6 if to == "f32" else 5e-4)
 
 
-@pytest.mark.parametrize(("n", "grid"), [(1, 1), (1000, 4), (5000, 64)])
+@pytest.mark.parametrize(("n", "grid"), [(1, 1), (1000, 8), (5000, 3)])
 def test_argmax_takes_the_first_of_equals_and_leaves_its_counter_at_zero(n, grid):
     x, aux = rand(n), np.zeros(argmax_aux_bytes(grid), np.uint8)
     first, second = n // 3, n - 1

@@ -13,7 +13,8 @@ KERNEL(256) add_bias_f32(const float* x, const float* bias, float* out, int cols
     if (i < n) out[i] = x[i] + bias[i % cols];
 }
 
-BODY float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+// The sum may not be contracted with expf's last product: both kernels must round alike.
+BODY float swiglu(float gate, float up) { return gate / __fadd_rn(1.0f, expf(-gate)) * up; }
 
 KERNEL(256) swiglu_f32(const float* gate, const float* up, float* out, int n) {
     const int i = flat_index();
