@@ -279,9 +279,9 @@ def test_counters_of_order_wrap(answers: emulate.Module, faults: emulate.Module)
 
 
 def test_speed_leaves_room_for_the_suite(answers: emulate.Module) -> None:
-    """A block of 256 threads with 10 barriers takes about 0.1 ms; 20 times that would not fit in CI any more."""
+    """A block of 256 threads with 10 barriers takes about 0.1 ms; 50 times that would not fit in CI any more."""
     out = np.zeros(100 * 256, np.int32)
     answers.launch("barriers", 1, 256, (out, np.int32(10)))
     start = time.perf_counter()
     answers.launch("barriers", 100, 256, (out, np.int32(10)))
-    assert time.perf_counter() - start < 0.2
+    assert time.perf_counter() - start < 0.5
