@@ -1,4 +1,4 @@
-// swapcontext() saves the signal mask with a system call: 0.9 µs a switch, where the hand-written one of x86-64 takes some
+// swapcontext() saves the signal mask with a system call: 0.9 µs a switch; the hand-written one of x86-64 takes some
 // 0.03 µs, scheduling included. Other machines use swapcontext.
 
 #include "fiber.h"
