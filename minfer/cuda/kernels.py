@@ -4,7 +4,7 @@ Plain data and text: nothing here needs a GPU, CuPy or NVRTC. CuPy hashes only t
 includes, so `source` pastes our own includes in place.
 
 A kernel's `args` are its parameters in order:
-  in0 in1 ..  inputs          w0 w1 ..  weights           out   output          kvk kvv  KV regions
+  in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
   q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  argmax scratch
   i:NAME      int32           f:NAME    float32
 """
@@ -108,7 +108,7 @@ def _rows() -> list[Kernel]:
         # one token, NEOX over the whole head, hd even; in0, in1, in2: sections q, k, v, changed in place
         *_each(
             "attn_bias_rope_store_{t}", kv, "rope.cu",
-            "in0 in1 in2 w0 w1 w2 kvk kvv pos i:nqt i:nkt i:hd f:base f:scale", "(nqt / 2 + nkt / 2 + nkt) / 256",
+            "in0 in1 in2 w0 w1 w2 k v pos i:nqt i:nkt i:hd f:base f:scale", "(nqt / 2 + nkt / 2 + nkt) / 256",
         ),
         # one token; head_dim a multiple of 8, at most MAX_HEAD_DIM; partial: partial_floats(..) floats
         *_each(

@@ -104,7 +104,7 @@ def test_qkv_epilogue(kv, heads, kv_heads, hd, concat):
     unfused = [x.copy() for x in rows]
     chain(kv, *unfused, biases, plain, pos, hd)
     sections = np.split(np.concatenate(rows), np.cumsum(sizes)[:2]) if concat else rows
-    names = ("in0", "in1", "in2", "w0", "w1", "w2", "kvk", "kvv")
+    names = ("in0", "in1", "in2", "w0", "w1", "w2", "k", "v")
     launch(f"attn_bias_rope_store_{kv}", blocks(nqt // 2 + nkt // 2 + nkt, 256), pos=pos, nqt=nqt, nkt=nkt, hd=hd,
            base=BASE, scale=SCALE, **dict(zip(names, (*sections, *biases, *fused), strict=True)))  # fmt: skip
     for got, want in zip((*sections, *fused), (*unfused, *plain), strict=True):
