@@ -159,6 +159,24 @@ EXPORT_TABLES: dict[str, tuple[tuple[str, str], ...]] = {
         "start end eventClass globalTid correlationId nameId returnValue callchainId",
         required="start end eventClass nameId returnValue",
     ),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": _ints(
+        "start end deviceId contextId greenContextId streamId correlationId globalPid bytes copyKind deprecatedSrcId"
+        " srcKind dstKind srcDeviceId srcContextId dstDeviceId dstContextId migrationCause graphNodeId virtualAddress"
+        " copyCount",
+        required="start end deviceId contextId streamId bytes copyKind",
+    ),
+    "CUPTI_ACTIVITY_KIND_MEMSET": _ints(
+        "start end deviceId contextId greenContextId streamId correlationId globalPid value bytes graphNodeId memKind",
+        required="start end deviceId contextId streamId value bytes",
+    ),
+    "CUDA_GRAPH_NODE_EVENTS": _ints(
+        "start end eventClass globalTid nameId graphNodeId originalGraphNodeId",
+        required="start end eventClass nameId graphNodeId",
+    ),
+    "DIAGNOSTIC_EVENT": (
+        *_ints("timestamp timestampType source severity", required="timestamp timestampType source severity"),
+        ("text", "TEXT NOT NULL"), ("globalPid", "INTEGER"),
+    ),
     "NVTX_EVENTS": (
         *_ints("start end eventType rangeId category color", required="start eventType"), ("text", "TEXT"),
         *_ints("globalTid endGlobalTid textId domainId uint64Value int64Value"), ("doubleValue", "REAL"),

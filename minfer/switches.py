@@ -30,6 +30,7 @@ SWITCHES: dict[str, Switch] = {
         Switch("MINFER_NVTX", "flag", "1", "push NVTX ranges (domain minfer: step, layer, op)"),
         Switch("MINFER_LAUNCH_LOG", "path", None, "write every step's ranges and launches to this file (JSON lines)"),
         Switch("MINFER_GRAPH_DUMP", "path", None, "write every pass's logits and KV cache into this folder (.npy)"),
+        Switch("MINFER_CUPTI_LOG", "path", None, "cuda: write ranges and what CUPTI saw the GPU run to this file"),
         Switch("MINFER_GRAPH_TRACE", "flag", "0", "print each launch on stderr as it is dispatched"),
         *(
             Switch(f"MINFER_NO_{name}", "flag", "0", f"cuda: {text}", plan=True)

@@ -114,7 +114,7 @@ def test_write_export_makes_every_table_of_the_schema_and_reads_back(tmp_path):
 def test_write_export_has_the_columns_of_a_real_export(tmp_path):
     tr.write_export(tmp_path / "t.sqlite", {})
     real = trace("probe-nsys2025.3-graphnodes")
-    for table in EXPORT_TABLES:
+    for table in EXPORT_TABLES.keys() - {"DIAGNOSTIC_EVENT"}:  # messages of the machine: scrubbed from the recording
         query = f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{table}')"
         assert sql(tmp_path / "t.sqlite", query) == sql(real, query), table
 
