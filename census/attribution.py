@@ -44,6 +44,7 @@ def keys(trace: Trace, act: Activity, launches: Launches, spans: Ranges, by: str
 
 def _kernel(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Keys:
     """Kernel name with its template arguments; copies and sets by their kind."""
+    # Kind in the low two bits: a copy kind, a graph id and a string id may be the same number.
     distinct, code = factor((act.name.astype(np.int64) << 2) | act.kind)
     text = tr.strings(trace, (distinct[(distinct & 3) == KERNEL] >> 2).tolist())
     return _merge(code, [work_name(trace, int(d) & 3, int(d) >> 2, text) for d in distinct])
@@ -66,7 +67,7 @@ def _shape(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Ke
     kernels = _kernel(trace, act, launches, spans)
     shape = tr.columns(trace, "kernels", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
     is_kernel = act.kind == KERNEL
-    table = np.zeros((len(act), 7), np.int64)
+    table = np.zeros((len(act), 7), np.int64)  # kernel, grid x y z, block x y z; all 0 for copies and sets
     table[:, 0] = kernels.code
     table[is_kernel, 1:] = np.stack(list(shape.values()), axis=1)[act.source[is_kernel]]
     distinct, code = np.unique(table, axis=0, return_inverse=True)
@@ -76,7 +77,7 @@ def _shape(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Ke
 
 
 def _stream(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Keys:
-    stream = np.zeros(len(act), np.int64)
+    stream = np.zeros(len(act), np.int64)  # read here only: no other ledger needs it
     for kind, concept in CONCEPTS.items():
         mine = act.kind == kind
         stream[mine] = tr.columns(trace, concept, "stream")["stream"][act.source[mine]]
@@ -93,6 +94,7 @@ def _layer(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Ke
 def _op(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Keys:
     """The innermost range that is neither a layer nor a step."""
     step, _ = step_ranges(spans, None)
+    # `layer 3` is a layer and nothing else; `layers.3.mlp` names a layer too, and is an op inside it.
     layer = np.array([ranges.layer_number(text) == text.split()[-1] if text else True for text in spans.text], np.bool_)
     return _by_range(trace, act, launches, spans, ~step & ~layer, list(spans.text), "(no op)")
 
@@ -120,6 +122,7 @@ def _from_births(trace: Trace, act: Activity, spans: Ranges, near: NDArray, foun
     replayed = np.flatnonzero(act.node != 0)
     if not len(replayed) or not len(spans):
         return ()
+    # Node ids repeat in every replay, and between processes: look each (node, process) up once.
     nodes, code = factor(act.node[replayed])
     pids, owner = factor(act.pid[replayed])
     distinct, pair = factor(code * len(pids) + owner)
@@ -142,7 +145,7 @@ def _births(trace: Trace) -> dict[tuple[int, int], tuple[int, int]]:
         own[(tid >> 24, node)] = (tid, time, origin)
 
     def first(key: tuple[int, int]) -> tuple[int, int]:
-        seen = {key}
+        seen = {key}  # a damaged export may hold a circle
         while (origin := (key[0], own[key][2])) in own and origin not in seen:
             seen.add(origin)
             key = origin
@@ -151,6 +154,7 @@ def _births(trace: Trace) -> dict[tuple[int, int], tuple[int, int]]:
     return {key: first(key) for key in own}
 
 
+# A new way to group a ledger is a function above and a line here; `--by`, its help and its errors read this table.
 KEYS: dict[str, Callable[[Trace, Activity, Launches, Ranges], Keys]] = {
     "kernel": _kernel, "family": _family, "shape": _shape, "op": _op, "layer": _layer, "range": _range,
     "stream": _stream,

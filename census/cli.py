@@ -23,6 +23,7 @@ from census.reconcile import reconcile
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Where the time of a decode step goes, from traces of any engine.")
 
+# Options that several commands share, so that they are spelled and explained once.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="DB", help="Also write the rows into this sqlite file.")]

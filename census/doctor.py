@@ -11,6 +11,7 @@ from census.trace import Trace
 
 OK, LACKS, UNKNOWN = "ok", "lacks", "unknown"
 _NVTX_SILENT = (0, 2, 13)  # from here on python nvtx records nothing under nsys 2023
+# The one cure for both ways in which it shows: versions installed here, and a trace recorded elsewhere.
 _NVTX_CURE = "pip install 'nvtx<0.2.13' or a newer nsys"
 _RECORD = "nsys profile -t cuda,nvtx --cuda-graph-trace=node"
 
@@ -55,7 +56,7 @@ def _gpu() -> list[Finding]:
 
         pynvml.nvmlInit()
         driver = str(pynvml.nvmlSystemGetDriverVersion())
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion() // 1000
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion() // 1000  # 12040 is CUDA 12.4
         names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
                  for i in range(pynvml.nvmlDeviceGetCount())]
         pynvml.nvmlShutdown()
@@ -73,7 +74,7 @@ def _cupy(cuda: int | None) -> Finding:
     if not have:
         extra = f"pip install 'launch-census[cuda{min(cuda, 13)}]'" if cuda and cuda >= 12 else "only needed with a GPU"
         return Finding("CuPy", LACKS if cuda else UNKNOWN, seen, extra)
-    built = next(iter(have))
+    built = next(iter(have))  # a driver runs what was built for its own or an older major version of CUDA
     if cuda is not None and built > cuda:
         return Finding("CuPy", LACKS, seen, f"needs a driver for CUDA {built}, this one is for CUDA {cuda}; use "
                        f"cupy-cuda{cuda}x or a newer driver")
@@ -164,5 +165,6 @@ def _ranges(trace: Trace) -> Finding:
 
 def _serious(severity: object, text: object) -> bool:
     """Warnings and errors (severity 2 and up), and whatever speaks of lost events."""
+    # Some versions report dropped buffers at the lowest severity, so the words count as well.
     lost = any(word in str(text).lower() for word in ("dropped", "lost", "overflow", "not all"))
     return lost or (isinstance(severity, int) and severity >= 2)

@@ -143,6 +143,7 @@ def _round(left: list[str], tries: dict[str, int], steps: str, by: str, workers:
                     done[running.pop(future)] = outcome
                     tick()
         except BrokenProcessPool:
+            # Which of the running traces killed its worker cannot be known: each has used up a try.
             for path in running.values():
                 tries[path] += 1
                 if tries[path] >= _TRIES:

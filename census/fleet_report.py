@@ -49,6 +49,7 @@ def _traces(made: Fleet) -> Report:
         Column("exposed_us_per_step", "exposed\nµs/step", output.number(1)),
         Column("gap_us_per_step", "gaps\nµs/step", output.number(1)), Column("step_us", "step µs", output.number(1)),
     )
+    # Facts and totals share no key but launches_per_step, which is the same figure in both.
     rows = [{"trace": o.trace, "device": o.ledger.device, **asdict(o.ledger.steps), **asdict(o.ledger.total)}
             for o in made.outcomes if o.ledger]
     return Report("", (), columns, rows, {})

@@ -42,6 +42,7 @@ def ledger_row(made: Ledger, row: Row) -> dict[str, Any]:
 
 def _other(rows: tuple[Row, ...]) -> Row:
     """The rows that were cut off, added up; medians of different kernels are not."""
+    # One unknown count makes the sum unknown: a partial sum would look like a count.
     launches = [r.launches_per_step for r in rows]
     known = None if None in launches else sum(n for n in launches if n is not None)
     exposed, duration = sum(r.exposed_us_per_step for r in rows), sum(r.duration_us_per_step for r in rows)
@@ -72,7 +73,7 @@ def _columns(made: Ledger) -> tuple[Column, ...]:
 
 def _foot(made: Ledger) -> list[dict[str, Any]]:
     total = made.total
-    wall = total.step_us or 1.0
+    wall = total.step_us or 1.0  # µs; the same denominator as the rows' shares, so that the column adds up
 
     def line(text: str, us: float | None, **more: Any) -> dict[str, Any]:
         return {made.by: text, "launches_per_step": "", "exposed_us_per_step": us,
@@ -91,6 +92,7 @@ def _head(made: Ledger) -> tuple[str, ...]:
     device = f"{made.device or 'unknown device'}" + (f" and {made.devices - 1} more" if made.devices > 1 else "")
     lines = [f"{made.trace} · {device}"]
     if facts.count:
+        # A whole-graph recording has steps, but nobody can count the launches in them.
         per = "?" if facts.launches_per_step is None else output.count(facts.launches_per_step)
         layer = f", layer period {facts.layer_period}" if facts.layer_period else ""
         lines.append(f"{facts.count} steps of {per} launches by {facts.method}: {facts.reason}{layer}")
@@ -113,7 +115,7 @@ def diff(made: Diff, top: int) -> Report:
     changed = [r for r in made.rows if r.status != "same"]
     shown = changed[:top] if top else changed
     rows = [_change_row(made, r) for r in shown]
-    rest = [r for r in made.rows if r not in shown]
+    rest = [r for r in made.rows if r not in shown]  # cut off, or without any change
     if rest:
         rows.append(_change_row(made, _other_changes(rest)))
     data = {
@@ -167,6 +169,7 @@ def _diff_foot(made: Diff) -> list[dict[str, Any]]:
         "exposed_us_a": a.exposed_us_per_step, "exposed_us_b": b.exposed_us_per_step,
         "exposed_us_change": made.exposed_us_change, "duration_us_change": made.duration_us_change,
     }
+    # The foot closes like a ledger does: total + gaps and residual = wall, on both sides and in the difference.
     empty = {"status": "", "launches_a": "", "launches_b": ""}
     gaps = {made.a.by: "gaps and residual", **empty,
             "exposed_us_a": a.gap_us_per_step + a.residual_us_per_step,

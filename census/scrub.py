@@ -15,7 +15,9 @@ from census import trace as tr
 from census.errors import CensusError
 from census.schema import COLUMNS, SAFE_EXTRA, TABLES
 
+# Of the concepts that a census reads, those that stay behind.
 _UNSAFE = ("diagnostics",)  # free text of the profiler: paths and command lines
+# Only known roots: `/model/layers.0/MatMul` is the name of an op, not a path.
 _ROOTS = "home|root|usr|opt|tmp|var|mnt|data|workspace|work|srv|etc|proc|Users|scratch|nfs|lustre|gpfs"
 _PATH = re.compile(rf"(?:/(?:{_ROOTS})(?:/[^\s\"'<>()|,;]*)?|\b[A-Za-z]:\\[^\s\"'<>()|,;]*)(?!\w)")
 _ADDRESS = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\b|\b(?:\d{1,3}\.){3}\d{1,3}\b")
@@ -68,6 +70,6 @@ def allowed() -> dict[str, tuple[str, ...]]:
 def mask_text(text: str, names: set[str]) -> str:
     """A text without absolute paths, addresses and the given names of hosts and users."""
     text = _ADDRESS.sub("[address]", _PATH.sub("[path]", text))
-    for name in sorted(names, key=len, reverse=True):
+    for name in sorted(names, key=len, reverse=True):  # longest first: `alice-box` before `alice`
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "[name]", text)
     return text

@@ -14,6 +14,7 @@ from census.errors import CensusError
 from census.schema import TABLES
 from census.trace import Trace
 
+# What a folder is searched for. A parquet export has no suffix of its own: it is a folder with tables in it.
 SUFFIXES = (".sqlite", ".sqlite.gz", ".nsys-rep")
 
 
@@ -36,6 +37,7 @@ def is_parquet(path: Path) -> bool:
 
 def _through_copy(path: Path, make: Any) -> Trace:
     """Open a temporary sqlite file made from the source; it lives as long as the trace."""
+    # sqlite needs to seek, and nsys writes files only: both forms go through a file that nobody else sees.
     holder = tempfile.TemporaryDirectory(prefix="census-")
     copy = Path(holder.name) / "trace.sqlite"
     try:
@@ -43,6 +45,7 @@ def _through_copy(path: Path, make: Any) -> Trace:
         return replace(tr.open_trace(copy), path=path, file=copy, holder=holder)
     except CensusError as err:
         holder.cleanup()
+        # The user named another file than the one that failed.
         raise CensusError(str(err).replace(str(copy), str(path))) from None
 
 
@@ -72,6 +75,7 @@ def _parquet_tables(folder: Path) -> Iterator[tuple[str, list[str], Iterator[Seq
         import pyarrow.parquet as pq
     except ImportError:
         raise CensusError(f"{folder}: reading parquet needs pyarrow; pip install 'launch-census[parquet]'") from None
+    # Other tables of an export (samples, OS events) can be far larger and are never read.
     wanted = {name for names in TABLES.values() for name in names}
     for file in sorted(folder.glob("*.parquet")):
         if file.stem not in wanted:

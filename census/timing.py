@@ -74,9 +74,10 @@ def _from_bench(path: Path) -> TrueTime:
     runs = [r for r in _tests(load_json(path)) if r.get("n_gen") and not r.get("n_prompt") and _positive(r["avg_ts"])]
     if not runs:
         raise CensusError(f"{path}: holds no generation test; run the benchmark with -p 0 -n N -o json")
+    # The traced run starts from an empty cache unless it was asked not to: the least depth is its like.
     first = min(runs, key=lambda r: r.get("n_depth", 0))
     speeds = [s for s in first.get("samples_ts", []) if _positive(s)] or [first["avg_ts"]]
-    times = sorted(1e6 / s for s in speeds)
+    times = sorted(1e6 / s for s in speeds)  # tokens per second -> µs per step
     others = sorted({r.get("n_depth", 0) for r in runs} - {first.get("n_depth", 0)})
     warnings = (f"{path.name} also measures depths {', '.join(map(str, others))}; used is depth "
                 f"{first.get('n_depth', 0)}",) if others else ()
