@@ -4,6 +4,7 @@ minfer is a child process that speaks JSON. Where it cannot say (another engine,
 know) the answer is one line, and the window goes on without.
 """
 
+import itertools
 import json
 import subprocess
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from census.errors import CensusError
 _SECONDS = 300.0  # planning reads a header and lowers a graph; more than this is a hang
 # options of `minfer bench` that take a value: what follows them is not the model
 _VALUED = {"-p", "--n-prompt", "-n", "--n-gen", "-d", "--n-depth", "-r", "--repetitions", "-t", "--threads", "-o",
-           "--output", "--save"}
+           "--output", "--save", "--device", "--kv"}
+_SHARED = ("--device", "--kv")  # options of `minfer bench` that change its plan, and that `minfer surface` has too
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class Surface:
         if self.data is None:
             return [f"surface: {self.why}"]
         per = self.data["launches_per_step"]
-        head = f"surface of {self.data['switch']}: {per['off']} -> {per['on']} launches per step ({per['delta']:+d})"
+        place = f" on {self.data['device']}" if self.data["device"] else ""
+        head = (f"surface of {self.data['switch']}{place}: {per['off']} -> {per['on']} launches per step "
+                f"({per['delta']:+d})")
         changed = [r for r in self.data["rows"] if r["off"] != r["on"]]
         return [head, *(f"  {r['kernel']}: {r['off']} -> {r['on']} ({r['on'] - r['off']:+d})" for r in changed)]
 
 
-def engine(command: tuple[str, ...]) -> tuple[list[str], str] | None:
-    """(how minfer is started, its model) where a command is a `minfer bench` of a model; None for any other."""
+def engine(command: tuple[str, ...]) -> tuple[list[str], str, list[str]] | None:
+    """(how minfer is started, its model, options that change its plan) of a `minfer bench`; None of other commands."""
     words = list(command)
     if Path(words[0]).name == "minfer":
         start, rest = words[:1], words[1:]
@@ -50,12 +54,10 @@ def engine(command: tuple[str, ...]) -> tuple[list[str], str] | None:
         return None
     if rest[:1] != ["bench"]:
         return None
-    previous = ""
-    for word in rest[1:]:
-        if not word.startswith("-") and previous not in _VALUED:
-            return start, word
-        previous = word
-    return None
+    pairs = list(itertools.pairwise(rest))
+    models = [word for previous, word in pairs if not word.startswith("-") and previous not in _VALUED]
+    shared = [w for name, value in pairs if name in _SHARED and value != "auto" for w in (name, value)]
+    return (start, models[0], shared) if models else None
 
 
 def ask(arm: Arm, switch: str, cwd: str, environ: Mapping[str, str]) -> Surface:
@@ -63,24 +65,28 @@ def ask(arm: Arm, switch: str, cwd: str, environ: Mapping[str, str]) -> Surface:
     found = engine(arm.command)
     if found is None:
         return Surface(None, "not known: the command is no `minfer bench` of a model")
-    start, model = found
+    start, model, options = found
     env = {**environ, **{k: v for k, v in arm.env.items() if k != switch}}
     try:
-        done = subprocess.run([*start, "surface", switch, model, "--json"], capture_output=True, text=True, cwd=cwd,
-                              env=env, timeout=_SECONDS)
+        done = subprocess.run([*start, "surface", switch, model, *options, "--json"], capture_output=True, text=True,
+                              cwd=cwd, env=env, timeout=_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return Surface(None, f"not known: minfer could not be asked ({error})")
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
         return Surface(None, f"not known: {said.removeprefix('minfer: ')}")
     try:
-        data = json.loads(done.stdout)
-        return Surface({"switch": data["switch"], "launches_per_step": {k: int(data["launches_per_step"][k])
-                                                                        for k in ("off", "on", "delta")},
-                        "rows": [{"kernel": str(r["kernel"]), "off": int(r["off"]), "on": int(r["on"])}
-                                 for r in data["rows"]]}, None)  # fmt: skip
+        return Surface(_checked(json.loads(done.stdout)), None)
     except (ValueError, KeyError, TypeError) as error:
         return Surface(None, f"not known: `minfer surface` answered in another form ({error!r})")
+
+
+def _checked(data: Any) -> dict[str, Any]:
+    """The fields that are used, with their types."""
+    per = data["launches_per_step"]
+    rows = [{"kernel": str(r["kernel"]), "off": int(r["off"]), "on": int(r["on"])} for r in data["rows"]]
+    return {"switch": str(data["switch"]), "device": data.get("device"),
+            "launches_per_step": {k: int(per[k]) for k in ("off", "on", "delta")}, "rows": rows}
 
 
 def recorded(trace_a: Path, trace_b: Path) -> dict[str, Any]:
