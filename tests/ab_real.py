@@ -25,7 +25,8 @@ def window(given, seed):
     done = subprocess.run(
         [sys.executable, "-c", "from analysis.cli import main; main()", "ab", "--a", f"AB_SLOWER={how}:0 {bench}",
          "--b", f"AB_SLOWER={given.slower} {bench}", "--pairs", str(given.pairs), "--seed", str(seed),
-         "--gap", "0.1", "--host-load", "64", *metric, "--out", str(out), "--json"], capture_output=True, text=True)  # fmt: skip
+         "--gap", "0.1", "--host-load", "64", *metric, "--out", str(out), "--json"],
+        capture_output=True, text=True)  # fmt: skip
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout)

@@ -155,7 +155,10 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
 
 def _print(path: Path, as_json: bool, as_csv: bool) -> None:
     read = window.load(path)
-    output.emit(show.report(read, verdict.judge(read)), as_json=as_json, as_csv=as_csv)
+    made = verdict.judge(read)
+    output.emit(show.report(read, made), as_json=as_json, as_csv=as_csv)
+    if not as_json and not as_csv:
+        output.lines(show.lines(read, made))
 
 
 def _tell(lines: list[str]) -> None:

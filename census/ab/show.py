@@ -10,23 +10,23 @@ from census.output import Column, Report
 
 
 def report(window: Window, verdict: Verdict) -> Report:
-    """Head, one row per pair, and the figures below; warnings are its footnotes."""
+    """Head and one row per pair; warnings are its footnotes, and `lines` come below."""
     columns = [Column("pair", "pair", str), Column("order", "order", str)]
     arms = ["A", "A'", "B"] if window.null else ["A", "B"]
     columns += [Column(arm, f"{arm} {window.unit}".strip(), output.number(_digits(window))) for arm in arms]
     columns += [Column("b_over_a", "B/A", output.number(4)), Column("counts", "counts", str)]
     rows = [_row(pair) for pair in window.pairs]
     return Report("census_ab", _head(window, verdict), tuple(columns), rows, as_data(window, verdict, rows),
-                  notes=(*_figures(window, verdict), *(f"warning: {w}" for w in verdict.warnings),
-                         f"VERDICT  {headline(verdict)}"))  # fmt: skip
+                  notes=tuple(f"warning: {w}" for w in verdict.warnings))  # fmt: skip
 
 
-def headline(verdict: Verdict) -> str:
-    """The verdict in one line."""
+def lines(window: Window, verdict: Verdict) -> list[str]:
+    """The figures, and the verdict as the last line."""
     grade = verdict.grade
-    text = f"{grade.verdict}  {grade.message}  [{grade.reason}]"
-    return text if verdict.lands is None else f"{text}  {'LANDS' if verdict.lands else 'does not land'}: " + (
-        verdict.lands_why)
+    text = f"VERDICT  {grade.verdict}  {grade.message}  [{grade.reason}]"
+    if verdict.lands is not None:
+        text += f"  {'LANDS' if verdict.lands else 'does not land'}: {verdict.lands_why}"
+    return [*_figures(window, verdict), text]
 
 
 def _row(pair: Pair) -> dict[str, Any]:
@@ -60,9 +60,10 @@ def _figures(window: Window, verdict: Verdict) -> list[str]:
     if f is None:
         return []
     lines = [
-        f"{f.leader} is better in {f.wins} of {f.pairs} pairs, ties {f.ties}; sign p {f.p_one:.5g} one-sided, "
+        f"{f.leader} wins {f.wins} of {f.pairs} pairs, ties {f.ties}; sign p {f.p_one:.5g} one-sided, "
         f"{f.p_two:.5g} two-sided (at most {f.bound:.4g} one-sided under any drift)",
-        f"{f.leader} better by {_signed(f.effect)} (median of paired ratios), interval {_interval(f)}, "
+        f"{f.leader} {'faster' if verdict.winner else 'ahead'} by {_known(f.effect)} (median of paired ratios), "
+        f"interval {_interval(f)}, "
         f"Hodges-Lehmann {_signed(f.hodges_lehmann)}{_order(f)}",
         f"SEP {'yes' if f.sep else 'no'} (worst {f.leader} {f.edges[0]:.5g}, best of the other {f.edges[1]:.5g}); "
         f"A/A floor {_known(verdict.floor)}; smallest visible effect {_known(verdict.visible)}",

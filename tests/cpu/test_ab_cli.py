@@ -174,7 +174,8 @@ def test_a_slowdown_of_the_real_engine_is_found(census, tiny_qwen2):
     slow = Path(__file__).parents[1] / "ab_slow_bench.py"
     bench = f"{sys.executable} {slow} {tiny_qwen2} -p 0 -n 4 -r 3 -t 1 --device cpu -o json"
     words = ("--a", f"AB_SLOWER=burn:00 {bench}", "--b", f"AB_SLOWER=burn:50 {bench}",
-             "--env", "OPENBLAS_NUM_THREADS=1", "--metric", "json:cpu_ns", "--lower", "--pairs", 6, *FAST[2:], "--out", "w")  # fmt: skip
+             "--env", "OPENBLAS_NUM_THREADS=1", "--metric", "json:cpu_ns", "--lower", "--out", "w",
+             "--pairs", 6, *FAST[2:])  # fmt: skip
     data = json.loads(census("ab", *words, "--json").out)
     assert (data["winner"], data["wins"], data["outputs"]) == ("A", 6, "equal")
     assert 30 < data["change_pct"] < 70
