@@ -49,6 +49,7 @@ def load(trace: Trace) -> Activity:
     parts = [_read(trace, kind) for kind in CONCEPTS]
     cols = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     del parts
+    _to_machine_devices(trace, cols)
     if not np.isin(cols["kind"], (KERNEL, REPLAY)).any():
         raise CensusError(f"{trace.path}: holds no kernels; {_why_no_kernels(trace)}")
     order = _order(cols["device"], cols["start"])
@@ -84,6 +85,25 @@ def _drop_untimed(trace: Trace, cols: dict[str, NDArray]) -> dict[str, NDArray]:
         trace.warnings.append(f"{int(host_first.sum())} graph replays begin on the host; counted on device 0")
         cols["device"][host_first] = 0
     return {key: col[timed] for key, col in cols.items()}
+
+
+def _to_machine_devices(trace: Trace, cols: dict[str, NDArray]) -> None:
+    """CUDA numbers the GPUs of each process from 0: turn the numbers into the machine's, where the export has them."""
+    table = tr.columns(trace, "cuda_devices", "gpu", "cuda", "pid")
+    process = cols["pid"] & 0xFFFFFF
+    known = np.zeros(len(process), np.bool_)
+    device = cols["device"].copy()
+    for gpu, cuda, pid in zip(*(table[c].tolist() for c in ("gpu", "cuda", "pid")), strict=True):
+        mine = (process == pid) & (cols["device"] == cuda)
+        device[mine], known[mine] = gpu, True
+    if known.all():
+        cols["device"] = device
+        return
+    pairs, _ = factor((cols["pid"] << 8) | (cols["device"] & 0xFF))
+    shared = len(pairs) - len(np.unique(cols["device"]))
+    if shared:
+        trace.warnings.append("several processes use one device number and the export does not say whether it is one "
+                              "GPU: taken for one")
 
 
 def _order(device: NDArray, start: Ints) -> NDArray | None:

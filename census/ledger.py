@@ -152,8 +152,11 @@ def _windows(act: Activity, inside: NDArray, of: NDArray, count: int) -> _Window
     # A device's first piece has gap 0, so sums over gaps never cross devices.
     gap = idle[last + 1] - idle[first + 1]
     finish = act.reach[last]
-    later = np.flatnonzero(act.device[first[1:]] == act.device[first[:-1]]) if count > 1 else np.empty(0, np.int64)
-    between = float((begin[later + 1] - finish[later]).mean()) * _US if len(later) else None
+    order = np.argsort(first, kind="stable")  # device by device, in time
+    after, before = order[1:], order[:-1]
+    same_device = act.device[first[after]] == act.device[first[before]]
+    pause = (begin[after] - finish[before])[same_device]
+    between = float(pause.mean()) * _US if len(pause) else None
     return _Windows(finish - begin, gap, between)
 
 
@@ -237,7 +240,9 @@ def _facts(act: Activity, found: Steps) -> StepFacts:
 
 
 def _device_name(trace: Trace, device: int) -> str | None:
-    return next((d.name for d in trace.devices if d.id == device), None)
+    """`device` is the machine's number where the export maps CUDA's to it (see activity.load), else CUDA's."""
+    number = "id" if "cuda_devices" in trace.rows else "cuda"
+    return next((d.name for d in trace.devices if getattr(d, number) == device), None)
 
 
 def _remarks(total: Total, rows: tuple[Row, ...], facts: StepFacts) -> list[str]:

@@ -26,6 +26,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "nvtx": ("NVTX_EVENTS",),
     "births": ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # the second: node births before 2024
     "devices": ("TARGET_INFO_GPU",),
+    "cuda_devices": ("TARGET_INFO_CUDA_DEVICE",),  # since 3.17.2
     "streams": ("TARGET_INFO_CUDA_STREAM",),
     "strings": ("StringIds",),
     "meta_export": ("META_DATA_EXPORT", "EXPORT_META_DATA"),
@@ -85,9 +86,10 @@ COLUMNS: tuple[Column, ...] = (
     ),
     *_columns(
         "devices",
-        ("id", "cuDevice id", None), ("name", "name", None), ("sms", "smCount", "NULL"),
+        ("id", "id", None), ("cuda", "cuDevice id", None), ("name", "name", None), ("sms", "smCount", "NULL"),
         ("bandwidth", "memoryBandwidth", "NULL"), ("memory", "totalMemory", "NULL"), ("clock", "clockRate", "NULL"),
     ),
+    *_columns("cuda_devices", ("gpu", "gpuId", None), ("cuda", "cudaId", None), ("pid", "pid", None)),
     *_columns("streams", ("stream", "streamId", None), ("context", "contextId", "0"), ("pid", "processId", "0")),
     *_columns("strings", ("id", "id", None), ("value", "value", None)),
     *_columns("meta_export", ("name", "name", None), ("value", "value", None)),

@@ -44,7 +44,8 @@ _MAGIC = b"SQLite format 3\0"
 class Device:
     """One GPU (or, from the in-process recorder, the CPU) as the export describes it. Unknown is None."""
 
-    id: int
+    id: int  # of the machine
+    cuda: int  # CUDA's number for it in a process that sees all GPUs
     name: str
     sms: int | None
     bandwidth: int | None  # bytes per second, as advertised by the driver
@@ -198,8 +199,8 @@ def _pairs(db: sqlite3.Connection, rows: dict[str, int], concept: str) -> dict[s
 def _devices(db: sqlite3.Connection, rows: dict[str, int]) -> tuple[Device, ...]:
     if "devices" not in rows:
         return ()
-    found = db.execute("SELECT id, name, sms, bandwidth, memory FROM devices ORDER BY id").fetchall()
-    return tuple(Device(i, str(name), *rest) for i, name, *rest in found if isinstance(i, int))
+    found = db.execute("SELECT id, cuda, name, sms, bandwidth, memory FROM devices ORDER BY id").fetchall()
+    return tuple(Device(i, c, str(name), *rest) for i, c, name, *rest in found if isinstance(i, int))
 
 
 def columns(trace: Trace, concept: str, *names: str) -> dict[str, Ints]:

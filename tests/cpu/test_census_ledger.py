@@ -51,6 +51,21 @@ def test_devices_do_not_hide_each_other(tmp_path):
     assert made.devices == 2 and any("2 devices" in w for w in made.warnings)
 
 
+def test_processes_number_their_gpus_from_0(tmp_path):
+    # Two processes, each with one kernel of 1000 ns on its device 0 at the same time.
+    path = build(tmp_path / "t.sqlite", kernels=[kernel(0, 1000), kernel(0, 1000, name="other")])
+    change(path, f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = {9 << 24} WHERE demangledName = 2")
+    made = read(path, steps="none")
+    assert made.total.exposed_us_per_step == pytest.approx(1.0)
+    assert any("several processes use one device number" in w for w in made.warnings)
+    change(path, "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId, cudaId, pid)",
+           "INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (2, 0, 7), (3, 0, 9)",
+           "CREATE TABLE TARGET_INFO_GPU (id, name, cuDevice)", "INSERT INTO TARGET_INFO_GPU VALUES (2, 'H200', 0)")
+    made = read(path, steps="none")
+    assert made.total.exposed_us_per_step == pytest.approx(2.0) and (made.devices, made.device) == (2, "H200")
+    assert not any("several processes" in w for w in made.warnings)
+
+
 def nvtx_trace(path, *, foreign=()):
     """Two steps `decode 0`, `decode 1` (API at 100..400 and 1100..1400), two launches each, after a warm-up."""
     return build(
