@@ -44,7 +44,7 @@ def _sides(switch: str, device: str, kv: str | None) -> tuple[gates.Setting, gat
     check_switch(switch)
     place = where(device, kv)
     if place.device == "cpu":
-        raise UserError(f"{switch} changes nothing on the cpu, a gate would compare a setting with itself: --device cuda")
+        raise UserError(f"{switch} changes nothing on the cpu: a gate would compare a setting with itself")
     return gates.switch_settings(place, switch)
 
 
