@@ -15,10 +15,7 @@ from census import doctor as doctor_lib
 from census import fleet as fleet_lib
 from census import fleet_report, output, reports, timing
 from census import ledger as ledger_lib
-from census import run as run_lib
 from census import scrub as scrub_lib
-from census.errors import CensusError
-from census.reconcile import reconcile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Where the time of a decode step goes, from traces of any engine.")
@@ -66,38 +63,6 @@ def ledger(
         made = ledger_lib.of_file(trace, steps=steps, by=by)
         time = timing.beside(made, time_from) if time_from else None
     output.emit(reports.ledger(made, top, time), as_json=as_json, as_csv=as_csv, save=save)
-
-
-@app.command()
-def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")],
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Decode steps to record.")] = 32,
-    depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; traces/MODEL-BACKEND-TIME by default.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Predict minfer's decode step, record it, print the ledger, and check plan against trace launch by launch.
-
-    Example: census run smollm2-135m --tokens 32
-    """
-    with output.working("planning"):
-        plan = run_lib.predict(model, tokens, depth)
-    if not as_json:
-        output.lines(run_lib.prediction_lines(plan))
-    wanted = run_lib.Run(model, tokens, depth, out or run_lib.default_folder(model, plan["backend"]))
-    facts = run_lib.record_run(wanted, plan)
-    trace = wanted.folder / "trace.sqlite"
-    made = ledger_lib.of_file(str(trace))
-    held = reconcile(plan["launches"], run_lib.step_kernels(trace))
-    report = reports.ledger(made, 0)
-    if as_json:
-        output.data(run_lib.as_data(wanted, facts, report.data, held))
-    else:
-        output.emit(report, as_json=False, as_csv=False)
-        output.lines([*run_lib.outcome_lines(made, facts, plan, held), f"kept in {wanted.folder}"])
-    if not held.holds:
-        raise CensusError(f"{wanted.folder}: the trace does not launch what the plan says ({held.matching} of "
-                          f"{held.steps} steps do); the recording is kept")
 
 
 @app.command()
@@ -153,4 +118,5 @@ def doctor(
     output.emit(reports.findings(found), as_json=as_json, as_csv=as_csv, save=save)
 
 
-import census.ab.cli  # noqa: E402, F401  its commands join this app
+import census.ab.cli  # noqa: E402  its commands join this app
+import census.record_cli  # noqa: E402, F401

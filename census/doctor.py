@@ -1,5 +1,6 @@
 """What is installed and works together, and what a trace lacks with the nsys flag that would bring it."""
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ OK, LACKS, UNKNOWN = "ok", "lacks", "unknown"
 _NVTX_SILENT = (0, 2, 13)  # from here on python nvtx records nothing under nsys 2023
 # The one cure for both ways in which it shows: versions installed here, and a trace recorded elsewhere.
 _NVTX_CURE = "pip install 'nvtx<0.2.13' or a newer nsys"
+_COMPLAINTS = (2, 3)  # severities: warning and error; 4 is verbose
+_LOSS = re.compile(r"(?i)dropped|\blost\b|overflow|\bnot all\b")
 _RECORD = "nsys profile -t cuda,nvtx --cuda-graph-trace=node"
 
 
@@ -33,6 +36,7 @@ def environment() -> list[Finding]:
         Finding("nsys", OK if nsys else LACKS, nsys or "not on PATH",
                 "" if nsys else "install Nsight Systems to record, or to read .nsys-rep; .sqlite exports need it not"),
         *_gpu(), *_nvtx(nsys),
+        _package("cupti-python", "records minfer where there is a GPU but no nsys", "record"),
         _package("pyarrow", "reads parquetdir exports", "parquet"),
         _package("distributed", "spreads many traces over hosts", "fleet"),
     ]
@@ -127,9 +131,21 @@ def of_trace(trace: Trace) -> list[Finding]:
     )
     made += [_concept(trace, concept, lost, flag) for concept, lost, flag in wanted]
     made += [_graphs(trace), _ranges(trace)]
-    made += [Finding("profiler message", LACKS, str(text)[:200], "see the nsys log of the recording")
-             for severity, text in tr.records(trace, "diagnostics", "severity", "text") if _serious(severity, text)]
+    made += [Finding("profiler message", LACKS, text[:200], "see the nsys log of the recording")
+             for text in messages(trace)]
     return made
+
+
+def messages(trace: Trace) -> tuple[str, ...]:
+    """What the profiler complained of while it recorded, lost events first."""
+    said = [str(text) for severity, text in tr.records(trace, "diagnostics", "severity", "text")
+            if severity in _COMPLAINTS or is_loss(str(text))]
+    return tuple(sorted(said, key=lambda text: not is_loss(text)))
+
+
+def is_loss(message: str) -> bool:
+    """Whether a profiler's message says that events are missing; some versions say so at the lowest severity."""
+    return _LOSS.search(message) is not None
 
 
 def _concept(trace: Trace, concept: str, lost: str, flag: str) -> Finding:
@@ -161,10 +177,3 @@ def _ranges(trace: Trace) -> Finding:
         return Finding("NVTX", LACKS, "no ranges", "nsys profile -t cuda,nvtx, and an engine that pushes ranges; "
                        "steps are found by graph or lag without")
     return Finding("NVTX", OK, f"{len(spans):,} ranges")
-
-
-def _serious(severity: object, text: object) -> bool:
-    """Warnings and errors (severity 2 and up), and whatever speaks of lost events."""
-    # Some versions report dropped buffers at the lowest severity, so the words count as well.
-    lost = any(word in str(text).lower() for word in ("dropped", "lost", "overflow", "not all"))
-    return lost or (isinstance(severity, int) and severity >= 2)

@@ -1,26 +1,22 @@
 """`census run MODEL`: predict, record, ledger, reconcile; one folder per run.
 
 minfer is treated like any other engine: a child process that speaks JSON. The folder appears when it is complete:
-`trace.sqlite` (the recording) and `run.json` (command, device, versions, date, model hash, plan, timing).
+`trace.sqlite` (the recording) and `run.json` (command, device, versions, date, model hash, plan, timing, and what the
+recording cost: the same command unrecorded before and after).
 """
 
-import hashlib
 import json
-import platform
-import re
-import shutil
+import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from census import activity, launches, ranges, record, steps
+from census import activity, launches, provenance, ranges, record, steps
 from census import trace as tr
 from census.activity import KERNEL
 from census.errors import CensusError
@@ -56,25 +52,26 @@ def minfer_json(*args: str) -> Any:
     return json.loads(done.stdout)
 
 
-def record_run(run: Run, plan: dict[str, Any]) -> dict[str, Any]:
-    """Record the run into its folder and return its run.json. Nothing is left behind when it fails."""
-    if run.folder.exists():
-        raise CensusError(f"{run.folder}: exists; give another --out, or remove it")
-    part = run.folder.with_name(f".{run.folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+def record_run(run: Run, plan: dict[str, Any], overhead: bool = True) -> dict[str, Any]:
+    """Record the run into its folder and return its run.json. Nothing is left behind when it fails.
+
+    With `overhead` the same command runs unrecorded before and after, to say what recording costs.
+    """
+    with record.fresh(run.folder) as part:
         recorder = record.recorder_for(plan["backend"])
-        command = bench_command(run, part / "bench.json")
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        record.record(command, recorder, part / "trace.sqlite")
-        facts = _facts(run, plan, recorder.name, started, part / "bench.json")
+        date, save = provenance.now(), part / "bench.json"
+        command = bench_command(run, save)
+        before = [_bench(command, save)] if overhead else []
+        if code := record.record(command, recorder, part / record.TRACE):
+            raise CensusError(f"{record.ended(command, code)}; its message is above")
+        rows = _take(save)
+        after = [_bench(command, save)] if overhead else []
+        facts = _facts(run, plan, recorder.name, rows) | {
+            "date": date,
+            "overhead": _overhead(rows[0], [*before, *after]) if overhead else None,
+            "messages": list(record.check(part / record.TRACE)),
+        }
         (part / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
-        part.rename(run.folder)
-    except OSError as error:
-        raise CensusError(f"{run.folder}: cannot be written ({error.strerror}); give another --out") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return facts
 
 
@@ -84,20 +81,47 @@ def bench_command(run: Run, save: Path) -> list[str]:
     return [*MINFER, "bench", run.model, *sizes, "-o", "json", "--save", str(save)]
 
 
-def _facts(run: Run, plan: dict[str, Any], recorder: str, started: str, bench: Path) -> dict[str, Any]:
-    rows = json.loads(bench.read_text())
-    bench.unlink()
+def _bench(command: Sequence[str], save: Path) -> dict[str, Any]:
+    """The row of an unrecorded run."""
+    done = subprocess.run(command, stdout=record.STDERR)
+    if done.returncode:
+        raise CensusError(f"{record.ended(command, done.returncode)}; its message is above")
+    return _take(save)[0]
+
+
+def _take(save: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(save.read_text())
+    save.unlink()
+    return rows
+
+
+def _overhead(recorded: dict[str, Any], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """ms per token with and without the recorder; the ratio is over the median of the runs without."""
+    without = [_ms_per_token(row) for row in unrecorded]
+    with_it = _ms_per_token(recorded)
+    return {
+        "recorded_ms": with_it,
+        "unrecorded_ms": without,
+        "ratio": with_it / statistics.median(without),
+        "same_tokens": {row["output_hash"] for row in unrecorded} == {recorded["output_hash"]},
+    }
+
+
+def _ms_per_token(row: dict[str, Any]) -> float:
+    return float(row["avg_ns"]) / 1e6 / int(row["n_gen"])
+
+
+def _facts(run: Run, plan: dict[str, Any], recorder: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     model = Path(plan["model"])
     shown = ["minfer", *bench_command(run, Path("bench.json"))[len(MINFER) :]]
     shown[shown.index(run.model)] = model.name  # runs are shared: no path of this machine in them
     return {
         "command": shown,
-        "date": started,
         "device": rows[0]["gpu_info"] or rows[0]["cpu_info"],
         "backend": plan["backend"],
         "recorder": recorder,
-        "versions": versions(),
-        "model": {"file": model.name, "bytes": model.stat().st_size, "sha256": sha256(model)},
+        "versions": provenance.versions(),
+        "model": {"file": model.name, "bytes": model.stat().st_size, "sha256": provenance.sha256(model)},
         "tokens": run.tokens,
         "depth": run.depth,
         "plan": plan | {"model": model.name},
@@ -122,21 +146,9 @@ def step_kernels(path: Path) -> list[list[str]]:
         tr.close(trace)
 
 
-def versions() -> dict[str, str]:
-    """Versions of what produced the numbers."""
-    packages = {name: version(name) for name in ("launch-census", "numpy", "nvtx", "gguf")}
-    return {"python": platform.python_version()} | packages
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def default_folder(model: str, backend: str) -> Path:
     """traces/<model>-<backend>-<UTC time>."""
-    stem = re.sub(r"[^\w.-]+", "-", Path(model).name.removesuffix(".gguf")).strip("-") or "model"
-    return Path("traces") / f"{stem}-{backend}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    return provenance.default_folder(Path(model).name.removesuffix(".gguf"), backend)
 
 
 def prediction_lines(plan: dict[str, Any]) -> Sequence[str]:
@@ -162,7 +174,18 @@ def outcome_lines(ledger: Ledger, facts: dict[str, Any], plan: dict[str, Any], h
         f"= step {total.step_us / 1e3:.3f} + between steps {between / 1e3:.3f} "
         f"+ rest {(token_us - total.step_us - between) / 1e3:.3f}",
     ]
+    lines += overhead_lines(facts["overhead"]) + [f"profiler: {text}" for text in facts["messages"]]
     return [*lines, *(f"mismatch: {d}" for d in held.differences), *_more(held)]
+
+
+def overhead_lines(overhead: dict[str, Any] | None) -> list[str]:
+    """What recording costs, for reading; nothing where it was not measured."""
+    if overhead is None:
+        return []
+    without = " and ".join(f"{ms:.3f}" for ms in overhead["unrecorded_ms"])
+    same = [] if overhead["same_tokens"] else ["mismatch: the recorded run chose other tokens than the unrecorded ones"]
+    return [f"overhead: {overhead['recorded_ms']:.3f} ms per token recorded, {without} not recorded (before, after); "
+            f"ratio {overhead['ratio']:.3f}", *same]  # fmt: skip
 
 
 def as_data(run: Run, facts: dict[str, Any], ledger: dict[str, Any], held: Reconciliation) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """`census run`: one real recording of SmolLM2, and everything that must add up in it."""
 
 import json
-import os
-import stat
 import sys
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def smollm2_run(smollm2, tmp_path_factory):
     """(run.json, trace) of four recorded steps after a prompt of three tokens."""
     folder = tmp_path_factory.mktemp("runs") / "smollm2"
     wanted = run.Run(str(smollm2), tokens=4, depth=3, folder=folder)
-    run.record_run(wanted, run.predict(wanted.model, wanted.tokens, wanted.depth))
+    run.record_run(wanted, run.predict(wanted.model, wanted.tokens, wanted.depth), overhead=False)
     return json.loads((folder / "run.json").read_text()), folder / "trace.sqlite"
 
 
@@ -129,6 +127,35 @@ def test_a_failing_engine_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_same_command_unrecorded_before_and_after_says_what_recording_costs(census, tmp_path):
+    model = write_llama(tmp_path / "m.gguf")
+    done = census("run", model, "--tokens", "3", "--out", tmp_path / "r")
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    cost, row = facts["overhead"], facts["bench"][0]
+    assert cost["recorded_ms"] == row["avg_ns"] / 1e6 / 3 and len(cost["unrecorded_ms"]) == 2
+    assert cost["ratio"] == pytest.approx(cost["recorded_ms"] / (sum(cost["unrecorded_ms"]) / 2))
+    assert cost["same_tokens"] is True and f"ratio {cost['ratio']:.3f}" in done.out
+
+
+def test_without_overhead_the_command_runs_once(census, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_bench", lambda *args: pytest.fail("ran unrecorded"))
+    done = census("run", write_llama(tmp_path / "m.gguf"), "--tokens", "2", "--out", tmp_path / "r", "--no-overhead")
+    assert done.code == 0 and "overhead: " not in done.out
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["overhead"] is None
+
+
+def test_the_ratio_is_over_the_median_of_the_unrecorded_runs_and_other_tokens_are_named():
+    """3 tokens: 12 ms recorded is 4 a token; 9 and 15 ms are 3 and 5, median 4; then 6 and 6: 2 and 2."""
+
+    def row(ms, tokens="a"):
+        return {"avg_ns": ms * 1_000_000, "n_gen": 3, "output_hash": tokens}
+
+    assert run._overhead(row(12), [row(9), row(15)])["ratio"] == 1.0
+    cost = run._overhead(row(12), [row(6), row(6, "b")])
+    assert cost == {"recorded_ms": 4.0, "unrecorded_ms": [2.0, 2.0], "ratio": 2.0, "same_tokens": False}
+    assert run.overhead_lines(cost)[1].startswith("mismatch: the recorded run chose other tokens")
+
+
 def test_an_interrupted_run_leaves_no_folder(monkeypatch, tmp_path):
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -140,37 +167,6 @@ def test_an_interrupted_run_leaves_no_folder(monkeypatch, tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def fake_nsys(folder: Path, monkeypatch, script: str) -> None:
-    """An `nsys` on PATH that appends its arguments to a file and then runs `script`."""
-    tool = folder / "bin" / "nsys"
-    tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/args\n{script}\n')
-    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_a_gpu_backend_is_recorded_by_nsys_with_the_flags_that_show_graph_nodes(tmp_path, monkeypatch):
-    """nsys writes `report.sqlite` where -o says; here it is a known answer instead of a recording."""
-    fake_nsys(tmp_path, monkeypatch, 'while [ "$1" != -o ]; do shift; done\necho answer > "$2".sqlite')
-    record.record(["engine", "--flag"], record.recorder_for("cuda"), tmp_path / "t.sqlite")
-    assert (tmp_path / "t.sqlite").read_text() == "answer\n"
-    args = (tmp_path / "args").read_text().split("\n")
-    expected = ["profile", "-t", "cuda,nvtx", "--cuda-graph-trace=node", "--export", "sqlite"]
-    assert args[:6] == expected and args[-3:-1] == ["engine", "--flag"]
-
-
-def test_nsys_without_an_export_is_said_in_one_line(tmp_path, monkeypatch):
-    fake_nsys(tmp_path, monkeypatch, "")
-    with pytest.raises(CensusError, match="nsys ended without an sqlite export"):
-        record.record(["engine"], record.recorder_for("cuda"), tmp_path / "t.sqlite")
-
-
-def test_a_gpu_backend_without_nsys_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CensusError, match="nsys is not on PATH"):
-        record.recorder_for("cuda")
-
-
 def test_a_log_cut_by_a_kill_keeps_its_whole_lines(tmp_path):
     head = {"log": "minfer-launches", "version": 1, "pid": 9, "tid": 9, "clock": "monotonic ns", "device": "CPU (x)"}
     launch = ["launch", "add_f32", [4, 1, 1], [1, 1, 1], 1000, 1500]
@@ -178,12 +174,13 @@ def test_a_log_cut_by_a_kill_keeps_its_whole_lines(tmp_path):
     log.write_text(json.dumps(head) + "\n" + json.dumps(launch) + "\n" + '["range", "decode 0", 900, 16')
     read = runlog.read_log(log)
     assert read.launches == (runlog.Launch("add_f32", (4, 1, 1), (1, 1, 1), 1000, 1500),) and read.ranges == ()
+    assert read.head == runlog.Head(9, 9, "CPU (x)")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "not json", '{"log": "minfer-launches", "version": 2}'])
 def test_another_file_is_no_launch_log(tmp_path, text):
     (tmp_path / "x").write_text(text)
-    with pytest.raises(CensusError, match="not a launch log of version 1"):
+    with pytest.raises(CensusError, match="not a log of kind minfer-launches, version 1"):
         runlog.read_log(tmp_path / "x")
 
 
