@@ -105,7 +105,8 @@ def run_window(folder: Path) -> None:
     _tell([*(f"warning: {w}" for w in plan.warnings),
            f"window {folder}: {len(plan.order)} pairs, seed {plan.seed}, order {' '.join(plan.order)}"])
     try:
-        with gpu.opened() as gpus, _bar() as tick:
+        visible = (os.environ | plan.a.env).get("CUDA_VISIBLE_DEVICES")
+        with gpu.opened(visible) as gpus, _bar() as tick:
             runner.run(folder, plan, runner.real_world(gpus, plan), tick)
     except KeyboardInterrupt:
         _tell([f"stopped; go on with `census ab --resume {folder}`"])

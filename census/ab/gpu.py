@@ -4,7 +4,6 @@ Without a GPU, or where a driver does not answer a question, the answer is None,
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,8 @@ class Gpus:
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[Gpus]:
-    """NVML for the time of a window."""
+def opened(visible: str | None = None) -> Iterator[Gpus]:
+    """NVML for the time of a window, of the devices in `visible` (CUDA_VISIBLE_DEVICES), else of all."""
     try:
         import pynvml as nv
 
@@ -34,16 +33,15 @@ def opened() -> Iterator[Gpus]:
         yield Gpus(why=f"not available ({error})")
         return
     try:
-        handles = tuple(_visible(nv))
+        handles = tuple(_visible(nv, visible))
         yield Gpus(handles, None if handles else "not available (no GPU is visible)", _xid_events(nv, handles))
     finally:
         nv.nvmlShutdown()
 
 
-def _visible(nv: Any) -> Iterator[Any]:
-    """Handles of the devices in CUDA_VISIBLE_DEVICES (numbers in PCI order, or UUIDs), else of all."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(i) for i in range(nv.nvmlDeviceGetCount())] if chosen is None else chosen.split(",")
+def _visible(nv: Any, visible: str | None) -> Iterator[Any]:
+    """Handles of the devices that are named (numbers in PCI order, or UUIDs)."""
+    names = [str(i) for i in range(nv.nvmlDeviceGetCount())] if visible is None else visible.split(",")
     for name in (n.strip() for n in names):
         with contextlib.suppress(nv.NVMLError):
             yield nv.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nv.nvmlDeviceGetHandleByUUID(name)

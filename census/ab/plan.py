@@ -21,6 +21,7 @@ ARMS = re.compile(r"[AB]'?")  # the arms of an order label such as AB or BA'A, i
 # Variables that change what a command does or how fast: recorded, and a window goes on only where they are the same.
 _WATCHED = re.compile(r"(MINFER|GGML|LLAMA|CUDA|CUPY|CUBLAS|NVIDIA|NCCL|OMP|MKL|OPENBLAS|PYTHON|LC)_.*"
                       r"|PYTHON[A-Z]+|LD_PRELOAD|LD_LIBRARY_PATH|LANG|MALLOC_.*|NSYS_.*|NVTX_.*")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL")  # windows are shared: these are never written down
 _ATTACHED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "MINFER_LAUNCH_LOG",
              "CUDA_LAUNCH_BLOCKING", "COMPUTE_PROFILE")
 _PROFILERS = ("nsys", "ncu", "nvprof", "nsys-launcher")
@@ -172,7 +173,7 @@ def arms(a: str | None, b: str | None, cmd: str | None, switch: str | None, env:
 
 def watched(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that both arms inherit and that a resumed window must find again."""
-    return {k: environ[k] for k in sorted(environ) if _WATCHED.fullmatch(k)}
+    return {k: environ[k] for k in sorted(environ) if _WATCHED.fullmatch(k) and not _SECRET.search(k)}
 
 
 def one_sided(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 from census.ab.plan import Arm, Plan
 from census.errors import CensusError
@@ -35,7 +35,7 @@ def _bound() -> None:
 
 def execute(arm: Arm, plan: Plan, poll: Callable[[], None]) -> Finished:
     """One fresh process in the plan's folder; `poll` is called once a second while it runs. Raises CensusError."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _scratch() as out, _scratch() as err:
         try:
             process = subprocess.Popen(arm.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=plan.cwd,
                                        env=os.environ | arm.env, start_new_session=True, preexec_fn=_bound)
@@ -51,6 +51,15 @@ def execute(arm: Arm, plan: Plan, poll: Callable[[], None]) -> Finished:
         return Finished(code, *(_text(file) for file in (out, err)))
 
 
+def _scratch() -> IO[bytes]:
+    """A nameless file: a pipe that nobody reads during a run would block the command."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise CensusError(f"{tempfile.gettempdir()}: cannot hold a run's output ({error.strerror}); make room, "
+                          "then resume") from None
+
+
 def _wait(process: "subprocess.Popen[bytes]", timeout: float, poll: Callable[[], None]) -> int | None:
     """Exit code, or None when the time is over."""
     until = time.monotonic() + timeout
@@ -61,6 +70,6 @@ def _wait(process: "subprocess.Popen[bytes]", timeout: float, poll: Callable[[],
     return None
 
 
-def _text(file: Any) -> str:
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return str(file.read().decode(errors="replace"))

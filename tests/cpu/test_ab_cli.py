@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -234,6 +235,23 @@ def test_doubtful_plans_are_warned_about(census, tmp_path, monkeypatch):
     for said in ("Y is empty in A", "Y is set in one arm only and unset in B", "Z is set in one arm only",
                  "CUDA_INJECTION64_PATH is in the environment", "2 pairs can never show a difference"):  # fmt: skip
         assert said in warnings and said in done.err
+
+
+def test_secrets_are_not_written_down(census, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVIDIA_API_KEY", "hush")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    census("ab", *engine(tmp_path), *FAST)
+    text = (tmp_path / "w" / log.PLAN).read_text() + (tmp_path / "w" / log.WINDOW).read_text()
+    assert "hush" not in text and "PCI_BUS_ID" in text
+
+
+def test_a_full_temporary_folder_is_one_line(census, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    done = census("ab", *engine(tmp_path), *FAST)
+    assert done.code == 2 and "cannot hold a run's output (No space left on device)" in done.err.splitlines()[-1]
 
 
 def test_a_changed_environment_cannot_resume(census, tmp_path, monkeypatch):

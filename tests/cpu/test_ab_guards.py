@@ -144,7 +144,6 @@ def fake_nvml(**answers):
 
 def test_reading_a_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with gpu.opened() as gpus:
         assert gpu.state(gpus) == [IDLE]
         assert gpu.identity(gpus) == [{"name": "NVIDIA H200", "uuid": "GPU-1", "driver": "580.1"}]
@@ -153,6 +152,14 @@ def test_reading_a_gpu(monkeypatch):
         busy = [IDLE | {"sm_mhz": 1980, "reasons": 0x4}]
         seen = guards.after(gpus, start, [busy, busy])
     assert seen["gpus"] == [device(sm_mhz=1980, reasons=0x4 | 1)]
+
+
+def test_the_devices_that_a_command_sees_are_the_ones_that_are_watched(monkeypatch):
+    two = {"nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByUUID": lambda name: name}
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**two))
+    for visible, handles in ((None, (0, 1)), ("1", (1,)), ("GPU-7, 0", ("GPU-7", 0))):
+        with gpu.opened(visible) as gpus:
+            assert gpus.handles == handles
 
 
 def test_a_question_that_the_driver_does_not_answer_is_unknown(monkeypatch):
