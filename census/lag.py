@@ -53,12 +53,11 @@ def _match(symbols: Symbols, lag: int) -> float:
 
 
 def _best(symbols: Symbols, lags: list[int], tie: float) -> int:
-    """The lag of the best match, or a shorter one as good: a candidate or a whole fraction of the best."""
-    scored = {lag: _match(symbols, lag) for lag in lags}
-    top = max(scored.values())
-    best = min(lag for lag, match in scored.items() if match >= top - tie)
+    """The lag of the best match, or its shortest whole fraction that matches as well: k steps repeat like one."""
+    best = max(lags, key=lambda lag: _match(symbols, lag))
+    enough = _match(symbols, best) - tie
     shorter = (best // k for k in range(best // 2, 1, -1) if best % k == 0)
-    return next((lag for lag in shorter if _match(symbols, lag) >= top - tie), best)
+    return next((lag for lag in shorter if _match(symbols, lag) >= enough), best)
 
 
 def _candidates(symbols: Symbols, longest: int) -> list[int]:
