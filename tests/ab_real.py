@@ -2,7 +2,8 @@
 
     python tests/ab_real.py MODEL FOLDER --seeds 20                               how often do equal arms differ?
     python tests/ab_real.py MODEL FOLDER --seeds 3 --slower sleep:5               is a sleep of 5% of a step found?
-    python tests/ab_real.py MODEL FOLDER --seeds 3 --slower burn:5 --metric json:cpu_ns   5% on a busy machine
+    python tests/ab_real.py MODEL FOLDER --seeds 3 --slower sleep:5 --metric json:best_ns --tokens 2 --reps 100
+        the same on a busy machine: the best of many short repetitions is what other work disturbs least
 
 One line per window. Too long for the test set: a window of 10 pairs takes about half a minute.
 """
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 
 def window(given, seed):
     """One window through the command line; its verdict's JSON. Host load is no guard here: the machine is shared."""
-    bench = f"{sys.executable} {HERE / 'ab_slow_bench.py'} {given.model} -p 0 -n 8 -r 5 -t 1 -o json"
+    bench = f"{sys.executable} {HERE / 'ab_slow_bench.py'} {given.model} -p 0 -n {given.tokens} -r {given.reps} -t 1 -o json"
     how = given.slower.split(":")[0]
     metric = ["--metric", given.metric, *(["--lower"] if given.metric.startswith("json") else [])]
     out = given.folder / f"seed{seed}-{given.slower.replace(':', '')}"
@@ -39,6 +40,8 @@ def main():
     options.add_argument("--seeds", type=int, default=20)
     options.add_argument("--first", type=int, default=0, help="the first seed")
     options.add_argument("--pairs", type=int, default=10)
+    options.add_argument("--tokens", type=int, default=8, help="-n of the bench")
+    options.add_argument("--reps", type=int, default=5, help="-r of the bench: longer runs vary less")
     options.add_argument("--slower", default="sleep:0", help="sleep:PCT or burn:PCT of a step that B takes on top")
     options.add_argument("--metric", default="bench")
     given = options.parse_args()

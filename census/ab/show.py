@@ -123,7 +123,8 @@ def as_data(window: Window, verdict: Verdict, rows: list[dict[str, Any]]) -> dic
 
 def _data(f: Figures | None) -> dict[str, Any]:
     if f is None:
-        return {"leader": None, "wins": 0, "pairs": 0}
+        return {"leader": None, "wins": 0, "pairs": 0} | dict.fromkeys(
+            ("p_one_sided", "p_two_sided", "change_pct", "interval_pct", "coverage", "sep"))
     return {
         "leader": f.leader, "wins": f.wins, "ties": f.ties, "pairs": f.pairs, "p_one_sided": f.p_one,
         "p_two_sided": f.p_two, "p_any_drift": f.bound, "change_pct": stats.percent(f.effect),

@@ -237,6 +237,29 @@ def test_doubtful_plans_are_warned_about(census, tmp_path, monkeypatch):
         assert said in warnings and said in done.err
 
 
+def test_the_parity_window_of_two_engines(census, tmp_path):
+    """llama-bench's own rows against a minfer row, 5 ms a token against 4: both read by the same metric."""
+    theirs = json.loads((DATA / "llama-bench-qwen2-14b-h200.json").read_text())
+    row = next(r for rows in theirs.values() for r in rows if r["n_gen"] == 128 and not r["n_prompt"])
+    ours = {"n_prompt": 0, "n_gen": 8, "avg_ns": 1, "samples_ns": [30, 32, 34], "avg_ts": 1.0, "output_hash": "h"}
+    row["samples_ns"] = [128 * 5] * 3
+    for name, value in (("llama", row), ("minfer", ours)):
+        (tmp_path / f"{name}.json").write_text(json.dumps([value]))
+    words = ("--a", "cat llama.json", "--b", "cat minfer.json", "--allow-different-output", "--pairs", 6, *FAST[2:])
+    data = json.loads(census("ab", *words, "--out", "w", "--json").out)
+    assert (data["winner"], data["outputs"], data["metric"]) == ("B", "unknown", "bench")
+    assert data["change_pct"] == pytest.approx(25.0)
+
+
+def test_a_window_without_one_whole_pair_is_invalid(census, tmp_path):
+    run = {"pair": 0, "order": "AB", "arm": "A", "avg_ns": 5}
+    (tmp_path / "w.json").write_text(json.dumps({"runs": [run]}))
+    data = json.loads(census("verdict", "w.json", "--json").out)
+    assert (data["verdict"], data["reason"], data["p_two_sided"]) == ("INVALID", "missing_runs", None)
+    assert data.keys() >= KEYS
+    assert "VERDICT  INVALID" in census("verdict", "w.json").out
+
+
 def test_secrets_are_not_written_down(census, tmp_path, monkeypatch):
     monkeypatch.setenv("NVIDIA_API_KEY", "hush")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
