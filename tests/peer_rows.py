@@ -16,7 +16,6 @@ from minfer.pull import pull
 from minfer.sampler import log_softmax
 from minfer.synth import synth
 from minfer.tokenizer import load_tokenizer
-from peer import Peer
 
 FILE = Path(__file__).parent / "data" / "peer_rows.json"
 STEPS, TOP, CTX = 8, 5, 512
@@ -35,8 +34,9 @@ def rows_of(path: Path, tokenizer) -> list[dict]:
 
     The reference is the CPU backend on the same file: exact arithmetic on the quantized weights.
     """
-    engine = Engine(open_gguf(path), CTX)
-    found = []
+    from peer import Peer  # here: a GPU machine reads the file without having the peer
+
+    engine, found = Engine(open_gguf(path), CTX), []
     with Peer(path, n_ctx=CTX) as peer:
         for text in TEXTS:
             ids = tokenizer.encode(text)

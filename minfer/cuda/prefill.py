@@ -48,7 +48,7 @@ def gemm_f16(program: "CudaProgram", launch: Launch) -> Callable[[], None]:
     cublas, handle = _blas(program.device.cp)
 
     def call() -> None:
-        w, x, out = program.device.weights[args.weights[0]], program.locate(args.inputs[0]), program.locate(args.out)
+        w, x, out = program.device.weights[args.weights[0]], program.buffers.locate(args.inputs[0]), program.buffers.locate(args.out)
         half = program.device.scratch("weights_f16", 2 * od * id)
         _kernel(program, kind, -(-od * id // UNIT // BLOCK["dequant"]), w, half, np.int32(id), np.int32(od))
         x16 = _as_f16(program, x, nt * id, "x_f16")
@@ -64,7 +64,7 @@ def attention_prefill(program: "CudaProgram", launch: Launch) -> Callable[[], No
     """Causal attention of nt tokens over the cache up to their own positions, KV head by KV head."""
 
     def call() -> None:
-        q, k, v = (program.locate(r) for r in launch.args.inputs[:3])
+        q, k, v = (program.buffers.locate(r) for r in launch.args.inputs[:3])
         f16 = k.dtype == np.float16
         queries = _as_f16(program, q, q.size, "x_f16") if f16 else q
         for head in range(launch.args.params["n_head_kv"]):
@@ -82,7 +82,7 @@ def _attend(program: "CudaProgram", launch: Launch, head: int, qkv: tuple[Any, A
     q, k, v = (a.data.ptr + head * hd * size * (group if i == 0 else 1) for i, a in enumerate(qkv))
     scores = program.device.scratch("scores", 4 * group * nt * n_kv)
     probs = program.device.scratch("probs", size * group * nt * n_kv)
-    out = program.locate(launch.args.out).data.ptr + head * group * hd * 4
+    out = program.buffers.locate(launch.args.out).data.ptr + head * group * hd * 4
     cublas, handle = _blas(program.device.cp)
     scale = np.array(hd**-0.5, np.float32)
     cublas.gemmStridedBatchedEx(

@@ -1,10 +1,11 @@
 """The CUDA engine against the CPU reference, on a GPU: `pytest -m gpu`.
 
-f32-activation routes compute the reference's sums in another order: 0.002 in log-probability is room for f32 RoPE angles
-and rounding. q8-activation routes round activations to 8 bits, as llama.cpp does: there the question is whether our
-error is larger than llama.cpp's own on the same file (tests/data/peer_rows.json, made where the peer runs).
+f32-activation routes compute the reference's sums in another order: 0.002 in log-probability is room for f32 RoPE
+angles and rounding. q8-activation routes round activations to 8 bits, as llama.cpp does: there the question is whether
+our error is larger than llama.cpp's own on the same file (tests/data/peer_rows.json, made where the peer runs).
 """
 
+import itertools
 import json
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_greedy_steps_choose_the_argmax_of_the_logits(model):
         ids.append(engine.greedy(ids[-1]))
     engine.rewind()
     logits = engine.prefill([5, 6, 7])
-    for token, following in zip(ids[:-1], ids[1:], strict=True):
+    for token, following in itertools.pairwise(ids):
         assert int(engine.decode(token).argmax()) == following
 
 
