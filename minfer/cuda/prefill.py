@@ -48,7 +48,8 @@ def gemm_f16(program: "CudaProgram", launch: Launch) -> Callable[[], None]:
     cublas, handle = _blas(program.device.cp)
 
     def call() -> None:
-        w, x, out = program.device.weights[args.weights[0]], program.buffers.locate(args.inputs[0]), program.buffers.locate(args.out)
+        w, buffers = program.device.weights[args.weights[0]], program.buffers
+        x, out = buffers.locate(args.inputs[0]), buffers.locate(args.out)
         half = program.device.scratch("weights_f16", 2 * od * id)
         _kernel(program, kind, -(-od * id // UNIT // BLOCK["dequant"]), w, half, np.int32(id), np.int32(od))
         x16 = _as_f16(program, x, nt * id, "x_f16")
