@@ -75,7 +75,7 @@ def plan(
     model: Model,
     depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
     bandwidth: Annotated[
-        str | None, typer.Option(help="GB/s for the floor, or `measure`: read this machine's memory now.")
+        str | None, typer.Option(help="GB/s for the floor, or `measure`: read the device's memory now.")
     ] = None,
     device: Device = "auto",
     kv: Kv = None,
@@ -89,17 +89,16 @@ def plan(
     from minfer.engine import plan_step
     from minfer.show import plan_dict, plan_tables
 
-    gguf = open_model(model)
-    predicted = plan_step(gguf, where(device, kv), depth)
-    data = plan_dict(gguf, predicted, _bandwidth(bandwidth))
+    gguf, place = open_model(model), where(device, kv)
+    data = plan_dict(gguf, plan_step(gguf, place, depth), _bandwidth(bandwidth, place.device))
     emit(data, plan_tables(data), as_json)
 
 
-def _bandwidth(given: str | None) -> float | None:
+def _bandwidth(given: str | None, device: str) -> float | None:
     if given == "measure":
-        from minfer.cpu.bandwidth import measure_bandwidth
+        from minfer.devices import BACKENDS
 
-        return measure_bandwidth()
+        return BACKENDS[device].bandwidth()
     try:
         value = None if given is None else float(given)
     except ValueError:

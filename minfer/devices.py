@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minfer import switches
+from minfer.cpu import bandwidth
 from minfer.cpu.backend import CpuDevice, CpuLowering
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -17,6 +18,7 @@ class Backend:
     lowering: Callable[[Options], Lowering]  # plans without the device
     open: Callable[[GGUF, Options, Progress | None], Device]
     kv_types: tuple[str, ...]  # the first is the default
+    bandwidth: Callable[[], float]  # measures the memory's read bandwidth, GB/s
 
 
 def _cuda_lowering(options: Options) -> Lowering:
@@ -31,10 +33,19 @@ def _open_cuda(gguf: GGUF, options: Options, progress: Progress | None) -> Devic
     return CudaDevice(gguf, options, progress)
 
 
+def _cuda_bandwidth() -> float:
+    from minfer.cuda.bandwidth import measure_bandwidth
+
+    return measure_bandwidth()
+
+
 BACKENDS: dict[str, Backend] = {
-    "cpu": Backend(lambda options: CpuLowering(), lambda gguf, options, progress: CpuDevice(gguf, progress), ("f32",)),
-    "cuda": Backend(_cuda_lowering, _open_cuda, ("f16", "f32")),
-}
+    "cpu": Backend(
+        lambda options: CpuLowering(), lambda gguf, options, progress: CpuDevice(gguf, progress), ("f32",),
+        bandwidth.measure_bandwidth,
+    ),
+    "cuda": Backend(_cuda_lowering, _open_cuda, ("f16", "f32"), _cuda_bandwidth),
+}  # fmt: skip
 
 
 def resolve(device: str) -> str:

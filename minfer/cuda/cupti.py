@@ -23,7 +23,7 @@ from typing import Any
 
 from minfer.errors import UserError
 
-BUFFER_BYTES = 8 << 20  # of records between two deliveries: about 40,000 of them
+BUFFER_BYTES = 32 << 20  # about 150,000 records: most runs end before a delivery, which takes µs a record, disturbs one
 FORCED = 1  # flush buffers that are not full as well
 _CALLS = re.compile(r"^cu(da)?(Launch|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)")
 _MAX_NOTES = 5  # a callback that fails may fail for every node
@@ -50,7 +50,7 @@ class Collector:
 
     def _start(self) -> Any:
         cupti = self._cupti
-        cupti.set_thread_id_type(cupti.ActivityThreadIdType.SYSTEM)  # the ids that the ranges are logged with
+        cupti.set_thread_id_type(cupti.ActivityThreadIdType.DEFAULT)  # the ids that the ranges are logged with
         cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
         subscriber = cupti.subscribe(self._created, {})
         births = cupti.CallbackIdResource
