@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 
 def window(given, seed):
     """One window through the command line; its verdict's JSON. Host load is no guard here: the machine is shared."""
-    bench = f"{sys.executable} {HERE / 'ab_slow_bench.py'} {given.model} -p 0 -n {given.tokens} -r {given.reps} -t 1 -o json"
+    slow = f"{sys.executable} {HERE / 'ab_slow_bench.py'}"
+    bench = f"{slow} {given.model} -p 0 -n {given.tokens} -r {given.reps} -t 1 -o json"
     how = given.slower.split(":")[0]
     metric = ["--metric", given.metric, *(["--lower"] if given.metric.startswith("json") else [])]
     out = given.folder / f"seed{seed}-{given.slower.replace(':', '')}"
