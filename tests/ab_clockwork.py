@@ -39,7 +39,7 @@ def world(folder, dirty=(), failing=(), machine=QUIET):
         return machine | ({"others_cpu_s": 9.0} if number() in dirty else {})
 
     return World(execute, dict, lambda: None, after, lambda s: None, lambda: 1000.0 + 10 * number(),
-                 {"devices": [], "guards": {}})  # fmt: skip
+                 {"devices": [], "cpu": None, "guards": {}})  # fmt: skip
 
 
 def tick(done, total):

@@ -127,7 +127,8 @@ def _with_surface(plan: Plan, trace_a: Path | None, trace_b: Path | None) -> Pla
     if trace_a and trace_b:
         launches = surfaces.recorded(trace_a, trace_b)
         _tell(surfaces.check(surface, launches))
-    return replace(plan, surface=surface.data or {"not_known": surface.why}, launches=launches)
+    return replace(plan, surface=surface.data or {"not_known": surface.why}, launches=launches,
+                   warnings=(*plan.warnings, *surface.warnings))
 
 
 def _only_resume(context: typer.Context) -> None:

@@ -166,6 +166,15 @@ def _by_device(runs: Sequence[Mapping[str, Any]], read: Any) -> dict[int, list[f
     return out
 
 
+def cpu_name() -> str | None:
+    """The processor's name, the device of a window without a GPU."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return None
+
+
 def availability(gpus: Gpus) -> dict[str, str]:
     """What the guards could see, for the window's file."""
     return {

@@ -48,7 +48,7 @@ def real_world(gpus: gpu.Gpus, plan: Plan) -> World:
     return World(
         execute, lambda: guards.before(gpus, plan.limits), lambda: gpu.state(gpus),
         lambda start, polled: guards.after(gpus, start, polled), time.sleep, time.time,
-        {"devices": gpu.identity(gpus), "guards": guards.availability(gpus)},
+        {"devices": gpu.identity(gpus), "cpu": guards.cpu_name(), "guards": guards.availability(gpus)},
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def finished(plan: Plan, events: Sequence[Event], facts: Mapping[str, Any]) -> d
         "what": "interleaved window, one fresh process per run",
         "A": plan.a.text,
         "B": plan.b.text,
-        "device": ", ".join(d["name"] for d in facts["devices"]) or None,
+        "device": ", ".join(d["name"] for d in facts["devices"]) or facts["cpu"],
         "date": plan.created,
         "order_seed": plan.seed,
         "order": [order_of[p] for p in sorted(order_of)],

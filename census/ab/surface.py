@@ -31,6 +31,19 @@ class Surface:
     why: str | None
 
     @property
+    def changed(self) -> list[dict[str, Any]]:
+        """The rows that differ."""
+        return [r for r in self.data["rows"] if r["off"] != r["on"]] if self.data else []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A switch without a surface compares a build with itself."""
+        if self.data is None or self.changed:
+            return ()
+        return (f"{self.data['switch']} changes no launch in the plan of {self.data['device'] or 'this engine'}: "
+                "both arms run the same kernels",)
+
+    @property
     def lines(self) -> list[str]:
         """For reading."""
         if self.data is None:
@@ -39,8 +52,7 @@ class Surface:
         place = f" on {self.data['device']}" if self.data["device"] else ""
         head = (f"surface of {self.data['switch']}{place}: {per['off']} -> {per['on']} launches per step "
                 f"({per['delta']:+d})")
-        changed = [r for r in self.data["rows"] if r["off"] != r["on"]]
-        return [head, *(f"  {r['kernel']}: {r['off']} -> {r['on']} ({r['on'] - r['off']:+d})" for r in changed)]
+        return [head, *(f"  {r['kernel']}: {r['off']} -> {r['on']} ({r['on'] - r['off']:+d})" for r in self.changed)]
 
 
 def engine(command: tuple[str, ...]) -> tuple[list[str], str, list[str]] | None:
@@ -119,8 +131,7 @@ def check(surface: Surface, launches: Mapping[str, Any]) -> list[str]:
     if surface.data is None:
         rows = [f"  {r['kernel']}: {r['off']} -> {r['on']} ({r['on'] - r['off']:+d})" for r in launches["rows"]]
         return [f"{seen}; there is no surface to check it against", *rows]
-    want, have = ({r["kernel"]: r["on"] - r["off"] for r in rows if r["on"] != r["off"]}
-                  for rows in (surface.data["rows"], launches["rows"]))
+    want, have = ({r["kernel"]: r["on"] - r["off"] for r in rows} for rows in (surface.changed, launches["rows"]))
     wrong = [f"{k}: {have.get(k, 0):+d}, the surface says {want.get(k, 0):+d}" for k in sorted({*want, *have})
              if want.get(k, 0) != have.get(k, 0)]
     if wrong:

@@ -70,6 +70,7 @@ def test_a_window_of_real_processes(census, tmp_path):
     assert (done.code, data["verdict"], data["winner"], data["lands"]) == (0, "SEP", "B", True)
     assert data["guards"] == [{"guard": "ms<=45", "value": pytest.approx(40.5, abs=0.5), "holds": True}]
     assert data["outputs"] == "equal" and data["machine"].keys() == {"gpu", "xid", "host load"}
+    assert data["device"]
     plan = json.loads((tmp_path / "w" / log.PLAN).read_text())
     assert plan["rule"]["bar_pct"] == 1 and plan["order"] == data["order"]
     assert census("verdict", "w", "--json").out == census("verdict", "w/window.json", "--json").out == done.out

@@ -62,6 +62,14 @@ def test_the_surface_is_printed_before_the_first_run_and_kept(census, tmp_path):
     assert plan(tmp_path)["surface"] == SURFACE | {"device": None}
 
 
+def test_a_switch_that_changes_nothing_is_warned_about(census):
+    same = SURFACE | {"device": "cpu", "rows": [{"kernel": "norm", "off": 1, "on": 1}]}
+    done = census(f"print({json.dumps(json.dumps(same))}); sys.exit(0)", "--json")
+    said = "MINFER_NO_FUSE_QKV changes no launch in the plan of cpu: both arms run the same kernels"
+    assert f"warning: {said}" in done.err.splitlines() and said in json.loads(done.out)["warnings"]
+    assert not any("changes no launch" in w for w in json.loads(census(ANSWER, "--json", "--out", "x").out)["warnings"])
+
+
 @pytest.mark.parametrize(("answer", "said"), [
     ("sys.stderr.write('minfer: No such command surface\\n'); sys.exit(2)", "No such command surface"),
     ("sys.stderr.write('minfer: unknown switch X\\n'); sys.exit(2)", "unknown switch X"),
