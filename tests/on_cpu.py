@@ -3,8 +3,8 @@
 import gguf
 import numpy as np
 
-from cuda_on_cpu import emulate
 from minfer.cuda.kernels import FOLDER, KERNELS, PADDED
+from minfer.emulated import emulate
 from minfer.gguf import QUANTS
 
 SCALE_FIELDS = {  # type -> offsets of the f16 fields of a block, the rest being valid whatever its bits are

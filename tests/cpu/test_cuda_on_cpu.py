@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuda_on_cpu import build, emulate
+from minfer.emulated import build, emulate
 
 pytestmark = pytest.mark.skipif(build.GXX is None, reason="g++ is not installed: the emulator compiles kernels with it")
 
@@ -259,13 +259,13 @@ def test_swapcontext_gives_the_same(tmp_path: Path) -> None:
     """The switch of machines other than x86-64, run in a process of its own."""
     script = f"""
 import numpy as np
-from cuda_on_cpu import build, emulate
+from minfer.emulated import build, emulate
 build.RUNTIME_FLAGS += ("-DCUDA_ON_CPU_UCONTEXT",)
 out = np.zeros((4, 64), np.int32)
 emulate.load(build.Path({str(ANSWERS)!r})).launch("shuffles", 1, 64, (out, np.int32(32)), outputs=[0])
 print(*out[3])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(build.HERE).parent)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=build.HERE.parents[1])
     assert done.stdout.split() == [str(100 + (lane ^ 2)) for lane in range(64)], done.stderr
 
 

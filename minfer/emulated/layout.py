@@ -37,7 +37,7 @@ class Placed:
 
 
 def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+    return int(array.ctypes.data)
 
 
 def skew(array: np.ndarray) -> int:

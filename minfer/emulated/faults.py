@@ -58,7 +58,7 @@ def static_arrays(library: Path, code: ctypes.CDLL, anchor: str) -> list[StaticA
     rows = subprocess.run(["nm", "-S", str(library)], capture_output=True, text=True, check=True).stdout.splitlines()
     symbols = [row.split() for row in rows if len(row.split()) == 4]
     offset = next(int(at, 16) for at, _, _, name in symbols if name == anchor)
-    base = ctypes.cast(getattr(code, anchor), ctypes.c_void_p).value - offset
+    base = code_address(code, anchor) - offset
     arrays = []
     for at, size, letter, name in symbols:
         if letter.lower() not in "bdrv":
@@ -67,6 +67,11 @@ def static_arrays(library: Path, code: ctypes.CDLL, anchor: str) -> list[StaticA
         kind = SHARED if local else CONSTANT if letter.lower() == "r" else GLOBAL
         arrays.append(StaticArray(plain_name(name), base + int(at, 16), int(size, 16), kind))
     return arrays
+
+
+def code_address(code: ctypes.CDLL, function: str) -> int:
+    """Where a function of a loaded library lies."""
+    return ctypes.cast(getattr(code, function), ctypes.c_void_p).value or 0
 
 
 def plain_name(mangled: str) -> str:
@@ -85,8 +90,8 @@ def argument_name(launch: "_Launch", index: int) -> str:
 
 def line_of(launch: "_Launch", pc: int) -> str:
     """file:line of a return address; an inlined helper is followed by the line that called it."""
-    anchor = ctypes.cast(launch.module.code[f"cuda_on_cpu_call_{launch.kernel}"], ctypes.c_void_p).value
-    base = anchor - symbol_offset(launch.module.library.path, f"cuda_on_cpu_call_{launch.kernel}")
+    anchor, library = f"cuda_on_cpu_call_{launch.kernel}", launch.module.library.path
+    base = code_address(launch.module.code, anchor) - symbol_offset(library, anchor)
     command = ["addr2line", "-i", "-e", str(launch.module.library.path), hex(pc - 1 - base)]
     frames = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     own = [Path(re.sub(r" \(.*", "", frame)).name for frame in frames if not frame.startswith(str(INCLUDE))]

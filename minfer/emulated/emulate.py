@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,9 @@ def machine() -> ctypes.CDLL:
 
 
 def dim3(size: int | Sequence[int]) -> tuple[int, int, int]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    return (*sizes, *(1,) * (3 - len(sizes)))
+    sizes = [size] if isinstance(size, int) else list(size)
+    x, y, z = sizes + [1] * (3 - len(sizes))
+    return x, y, z
 
 
 @dataclass
@@ -115,7 +117,7 @@ class _Launch:
         where = f"{self.kernel}, {faults.argument_name(self, index)}"
         if size < 0 and not (arg is None or isinstance(arg, np.ndarray)):
             raise TypeError(f"{where} is a pointer, got {type(arg).__name__}")
-        if size < 0 and arg is not None and not arg.flags.c_contiguous:
+        if size < 0 and isinstance(arg, np.ndarray) and not arg.flags.c_contiguous:
             raise TypeError(f"{where}: the array is not contiguous")
         if size >= 0 and not (isinstance(arg, np.generic) and arg.nbytes == size):
             raise TypeError(f"{where} is a value of {size} bytes, got {type(arg).__name__}")
@@ -136,10 +138,10 @@ class _Launch:
     def pointer(self, index: int) -> int:
         start = address(self.arrays[index])
         stretch = next(p for p in self.placed if index in p.arguments)
-        return self.arena + stretch.offset + start - stretch.host
+        return int(self.arena + stretch.offset + start - stretch.host)
 
     def argument_block(self) -> ctypes.Array:
-        self.values = []  # keeps the buffers alive
+        self.values: list[Any] = []  # keeps the buffers alive
         for index, arg in enumerate(self.args):
             if isinstance(arg, np.ndarray):
                 self.values.append(ctypes.c_uint64(self.pointer(index)))
@@ -180,7 +182,7 @@ class _Launch:
         array = self.arrays[index]
         start = self.machine.cuda_on_cpu_written() + self.pointer(index) - self.arena
         flags = np.frombuffer(ctypes.string_at(start, array.nbytes), bool)
-        return flags.reshape(*array.shape, array.itemsize).all(axis=-1)
+        return np.asarray(flags.reshape(*array.shape, array.itemsize).all(axis=-1))
 
 
 @cache
