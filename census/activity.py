@@ -145,9 +145,13 @@ def factor(values: NDArray) -> tuple[NDArray, NDArray[np.int64]]:
     return distinct, np.repeat(code.reshape(-1), np.diff(heads, append=len(values)))
 
 
-def run_heads(values: NDArray) -> NDArray[np.int64]:
-    """Where a value differs from the one before it; 0 is always among them."""
-    return np.flatnonzero(np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1])))
+def run_heads(*columns: NDArray) -> NDArray[np.int64]:
+    """Where any column differs from the row before; row 0 is always among them."""
+    head = np.zeros(len(columns[0]), np.bool_)
+    head[:1] = True
+    for values in columns:
+        head[1:] |= values[1:] != values[:-1]
+    return np.flatnonzero(head)
 
 
 def _why_no_kernels(trace: Trace) -> str:

@@ -14,7 +14,7 @@ from census import ranges
 from census import trace as tr
 from census.activity import CONCEPTS, KERNEL, Activity, factor, family_name, work_name
 from census.errors import CensusError
-from census.launches import Launches
+from census.launches import Launches, moments
 from census.ranges import NONE, Ranges
 from census.steps import step_ranges
 from census.trace import Ints, Trace
@@ -109,7 +109,7 @@ def _range(trace: Trace, act: Activity, launches: Launches, spans: Ranges) -> Ke
 def _by_range(trace: Trace, act: Activity, launches: Launches, spans: Ranges, wanted: NDArray[np.bool_],
               names: list[str], nothing: str) -> Keys:
     near = ranges.nearest_where(spans, wanted)
-    found = ranges.innermost(spans, launches.tid, launches.time, near)
+    found = ranges.innermost(spans, *moments(launches), near)
     warnings = _from_births(trace, act, spans, near, found)
     label = np.array([ranges.label(n) for n in names] + [nothing], object)
     distinct, code = factor(np.where(found == NONE, len(spans), found))

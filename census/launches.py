@@ -37,11 +37,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class Launches:
-    """The launching call of every piece of device work: index into the api columns, its start (ns) and thread."""
+    """The launching call of every piece of device work: an index into the columns of the API calls (ns)."""
 
     call: NDArray[np.int32]  # -1 unknown
-    time: Ints
-    tid: Ints
+    api_start: Ints  # of every call, not of every piece of work
+    api_tid: Ints
     identity: Identity
     warnings: tuple[str, ...]
 
@@ -60,11 +60,8 @@ def join(trace: Trace, act: Activity) -> Launches:
     order = np.lexsort((api["start"], key))
     order = order[np.diff(key[order], prepend=key[order][:1] - 1) != 0]
     call = _find(key[order], order.astype(np.int32), act)
-    known = call >= 0
-    time = np.where(known, _take(api["start"], call), np.iinfo(np.int64).min)
-    tid = np.where(known, _take(api["tid"], call), -1)
     identity = _identity(trace, act, call, api, order)
-    return Launches(call, time, tid, identity, (*warnings, *_complaints(trace, act, call, identity)))
+    return Launches(call, api["start"], api["tid"], identity, (*warnings, *_complaints(trace, act, call, identity)))
 
 
 def _key(pid: Ints, corr: Ints) -> Ints:
@@ -82,8 +79,14 @@ def _find(keys: Ints, calls: NDArray[np.int32], act: Activity) -> NDArray[np.int
     return np.repeat(found, np.diff(heads, append=len(wanted)))
 
 
-def _take(values: Ints, at: NDArray[np.int32]) -> Ints:
-    return values[np.maximum(at, 0)] if len(values) else np.zeros(len(at), np.int64)
+def moments(launches: Launches) -> tuple[Ints, Ints]:
+    """Thread and time (ns) at which each piece of work was launched; -1 and the least int64 where unknown."""
+    call = launches.call
+    if not len(launches.api_start):
+        return np.full(len(call), -1, np.int64), np.full(len(call), np.iinfo(np.int64).min)
+    at = np.maximum(call, 0)
+    return (np.where(call >= 0, launches.api_tid[at], -1),
+            np.where(call >= 0, launches.api_start[at], np.iinfo(np.int64).min))
 
 
 def _named(names: Ints, text: dict[int, str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:

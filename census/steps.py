@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from census import lag, ranges
 from census import trace as tr
-from census.activity import KERNEL, REPLAY, Activity, factor
+from census.activity import KERNEL, REPLAY, Activity, factor, run_heads
 from census.errors import CensusError
-from census.launches import Launches
+from census.launches import Launches, moments
 from census.ranges import Ranges
 from census.trace import Trace
 
@@ -105,8 +105,9 @@ def by_nvtx(act: Activity, launches: Launches, spans: Ranges, pattern: re.Patter
     if not len(spans):
         return Steps(none, 0, "nvtx", "no NVTX ranges")
     step, never = step_ranges(spans, pattern)
-    hit = ranges.innermost(spans, launches.tid, launches.time, ranges.nearest_where(spans, step))
-    shut = ranges.innermost(spans, launches.tid, launches.time, ranges.nearest_where(spans, never))
+    tid, time = moments(launches)
+    hit = ranges.innermost(spans, tid, time, ranges.nearest_where(spans, step))
+    shut = ranges.innermost(spans, tid, time, ranges.nearest_where(spans, never))
     of, count = _instances(act, hit)
     if not count:
         return Steps(of, 0, "nvtx", "no NVTX range that looks like a step holds launches")
@@ -160,18 +161,22 @@ def _excluded(act: Activity, of: NDArray, name: str, mask: NDArray[np.bool_]) ->
 
 def by_graph(act: Activity) -> Steps:
     """One step per replay of the graph that takes most of the device's time, in node or whole-graph recordings."""
-    inside = (act.node != 0) | (act.kind == REPLAY)
+    # All work of a replay has one (process, correlation id) and lies together: look at each run once.
+    graph = np.where(act.kind == REPLAY, act.name, np.where(act.node != 0, act.node >> 32, -1))  # -1: in none
+    replay = (act.pid << 32) ^ (act.corr & 0xFFFFFFFF)
+    heads = run_heads(graph, replay, act.device)
+    graph_of, replay_of = graph[heads], replay[heads]
+    inside = graph_of >= 0
     if not inside.any():
         return Steps(np.full(len(act), -1, np.int32), 0, "graph", "no graph replays")
-    graph = np.where(act.kind == REPLAY, act.name, act.node >> 32)
-    ids, code = factor(np.where(inside, graph, -1))  # -1: not in a graph
-    busy = np.bincount(code, act.exposed * inside, len(ids))
-    mine = inside & (code == int(busy.argmax()))
-    _, replay = factor(np.where(mine, (act.pid << 32) ^ (act.corr & 0xFFFFFFFF), -1))
-    of, count = _instances(act, np.where(mine, _in_time_order(replay, mine), -1))
-    unit = "whole-graph rows" if (act.kind[mine] == REPLAY).all() else "kernels with graph nodes"
-    return Steps(of, count, "graph", f"replays of graph {int(ids[busy.argmax()])} ({unit})",
-                 excluded=_excluded(act, of, "other graphs", inside))
+    ids, code = factor(graph_of)
+    busiest = int(np.bincount(code, np.add.reduceat(act.exposed, heads) * inside, len(ids)).argmax())
+    mine = inside & (code == busiest)
+    number = np.where(mine, _in_time_order(factor(replay_of)[1], mine), -1)
+    of, count = _instances(act, np.repeat(number, np.diff(heads, append=len(act))))
+    unit = "whole-graph rows" if (act.kind[heads[mine]] == REPLAY).all() else "kernels with graph nodes"
+    return Steps(of, count, "graph", f"replays of graph {int(ids[busiest])} ({unit})",
+                 excluded=_excluded(act, of, "other graphs", graph >= 0))
 
 
 def _in_time_order(code: NDArray, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
