@@ -23,6 +23,7 @@ from census import cuptilog, doctor, provenance, runlog, trace
 from census.errors import CensusError
 
 STDERR = 2  # file descriptor
+TRACE = "trace.sqlite"
 GRAPHS = ("node", "graph", "both")
 NSYS_PROFILE = ("nsys", "profile", "-t", "cuda,nvtx")
 # no sampling of the host: it needs rights that containers lack, and slows the launches that are measured
@@ -196,9 +197,6 @@ def record_command(command: Sequence[str], graphs: str, how: How, folder: Path) 
         }  # fmt: skip
         (part / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
     return facts
-
-
-TRACE = "trace.sqlite"
 
 
 def _one(command: Sequence[str], how: How, target: Path) -> dict[str, Any]:

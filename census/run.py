@@ -129,12 +129,12 @@ def _facts(run: Run, plan: dict[str, Any], recorder: str, rows: list[dict[str, A
     }
 
 
-def step_kernels(path: Path) -> list[list[str]]:
-    """The kernel names of each recorded step, in the order they ran."""
+def step_kernels(path: Path, how: str = "nvtx") -> list[list[str]]:
+    """The kernel names of each recorded step, in the order they ran; `how` steps are found, as in --steps."""
     trace = tr.open_trace(path)
     try:
         act = activity.load(trace)
-        found = steps.find(trace, act, launches.join(trace, act), ranges.load(trace), "nvtx")
+        found = steps.find(trace, act, launches.join(trace, act), ranges.load(trace), how)
         kernel = np.flatnonzero((act.kind == KERNEL) & (found.of >= 0))
         text = tr.strings(trace, np.unique(act.name[kernel]).tolist())
         names = [activity.work_name(trace, KERNEL, int(n), text) for n in act.name[kernel]]

@@ -50,7 +50,7 @@ class Collector:
 
     def _start(self) -> Any:
         cupti = self._cupti
-        cupti.set_thread_id_type(cupti.ActivityThreadIdType.DEFAULT)  # the ids that the ranges are logged with
+        cupti.set_thread_id_type(cupti.ActivityThreadIdType.SYSTEM)  # the ids that the ranges are logged with
         cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
         subscriber = cupti.subscribe(self._created, {})
         births = cupti.CallbackIdResource

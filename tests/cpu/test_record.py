@@ -87,6 +87,12 @@ def test_record_keeps_trace_and_run_json_and_prints_the_ledger(census, answering
     assert {"--delay=1", "--duration=2.5", "--cuda-graph-trace=node"} <= set(words)
 
 
+def test_the_device_is_the_one_that_nvml_sees_where_there_is_one(census, answering, monkeypatch, tmp_path):
+    monkeypatch.setattr(provenance, "devices", lambda: ["Another GPU"])
+    assert census("record", "--out", "kept", "--", "true").code == 0
+    assert run_json(tmp_path / "kept")["device"] == ["Another GPU"]
+
+
 def test_both_runs_the_command_twice_and_takes_the_step_time_from_whole_graphs(census, answering, tmp_path):
     done = census("record", "--graphs", "both", "--out", "kept", "--", "sh", "-c", "echo ran >> count")
     assert done.code == 0 and (tmp_path / "count").read_text() == "ran\nran\n"
