@@ -96,13 +96,18 @@ def _take(save: Path) -> list[dict[str, Any]]:
 
 
 def _overhead(recorded: dict[str, Any], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """ms per token with and without the recorder; the ratio is over the median of the runs without."""
+    """ms per token with and without the recorder.
+
+    The ratio is over the median of the runs without; `ratio_range` over the slowest and the fastest of them, which
+    are far apart on a busy machine.
+    """
     without = [_ms_per_token(row) for row in unrecorded]
     with_it = _ms_per_token(recorded)
     return {
         "recorded_ms": with_it,
         "unrecorded_ms": without,
         "ratio": with_it / statistics.median(without),
+        "ratio_range": [with_it / max(without), with_it / min(without)],
         "same_tokens": {row["output_hash"] for row in unrecorded} == {recorded["output_hash"]},
     }
 
@@ -183,9 +188,10 @@ def overhead_lines(overhead: dict[str, Any] | None) -> list[str]:
     if overhead is None:
         return []
     without = " and ".join(f"{ms:.3f}" for ms in overhead["unrecorded_ms"])
+    low, high = overhead["ratio_range"]
     same = [] if overhead["same_tokens"] else ["mismatch: the recorded run chose other tokens than the unrecorded ones"]
     return [f"overhead: {overhead['recorded_ms']:.3f} ms per token recorded, {without} not recorded (before, after); "
-            f"ratio {overhead['ratio']:.3f}", *same]  # fmt: skip
+            f"ratio {overhead['ratio']:.3f} ({low:.3f} to {high:.3f})", *same]  # fmt: skip
 
 
 def as_data(run: Run, facts: dict[str, Any], ledger: dict[str, Any], held: Reconciliation) -> dict[str, Any]:

@@ -150,9 +150,13 @@ def test_the_ratio_is_over_the_median_of_the_unrecorded_runs_and_other_tokens_ar
     def row(ms, tokens="a"):
         return {"avg_ns": ms * 1_000_000, "n_gen": 3, "output_hash": tokens}
 
-    assert run._overhead(row(12), [row(9), row(15)])["ratio"] == 1.0
+    cost = run._overhead(row(12), [row(9), row(15)])
+    assert cost["ratio"] == 1.0 and cost["ratio_range"] == [4 / 5, 4 / 3]
+    assert run.overhead_lines(cost) == ["overhead: 4.000 ms per token recorded, 3.000 and 5.000 not recorded (before, "
+                                        "after); ratio 1.000 (0.800 to 1.333)"]  # fmt: skip
     cost = run._overhead(row(12), [row(6), row(6, "b")])
-    assert cost == {"recorded_ms": 4.0, "unrecorded_ms": [2.0, 2.0], "ratio": 2.0, "same_tokens": False}
+    assert cost == {"recorded_ms": 4.0, "unrecorded_ms": [2.0, 2.0], "ratio": 2.0, "ratio_range": [2.0, 2.0],
+                    "same_tokens": False}  # fmt: skip
     assert run.overhead_lines(cost)[1].startswith("mismatch: the recorded run chose other tokens")
 
 
