@@ -79,10 +79,13 @@ class Collector:
     def stop(self) -> list[Row]:
         """End the recording; the rows not taken yet, and how many CUPTI had no room for (None: unknown)."""
         cupti = self._cupti
-        cupti.activity_flush_all(FORCED)
-        for kind in self._kinds:
-            cupti.activity_disable(kind)
-        cupti.unsubscribe(self._subscriber)
+        try:
+            cupti.activity_flush_all(FORCED)
+            for kind in self._kinds:
+                cupti.activity_disable(kind)
+            cupti.unsubscribe(self._subscriber)
+        except Exception as error:  # what was delivered until then is still written
+            self._note(f"CUPTI did not end the recording: {error}")
         end = ["end", self._dropped()]
         return [*self.take(), end]
 

@@ -156,6 +156,14 @@ def test_a_callback_that_fails_costs_a_note_not_the_capture(gpu, log, plan, tmp_
     assert len(messages) == 5 and "birth was not recorded: ZeroDivisionError" in messages[0]
 
 
+def test_an_error_at_the_end_costs_a_note_not_the_records(gpu, log, plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "unsubscribe", lambda subscriber: 1 // 0)
+    decode(gpu, plan, graph=True)
+    trace = exported(log, tmp_path)
+    assert record.check(trace)[0].startswith("CUPTI did not end the recording")
+    assert ledger.of_file(str(trace)).steps.count == 3
+
+
 def test_an_export_says_how_it_was_recorded(gpu, log, plan, tmp_path):
     decode(gpu, plan, graph=True)
     path = exported(log, tmp_path)
