@@ -3,13 +3,16 @@
     python benchmarks/ledger_speed.py                # 0.5, 1, 2.5 and 5 million rows; limits checked at 5 million
     python benchmarks/ledger_speed.py --rows 1e6
 
-Prints wall time and peak memory of the whole process tree (steps, exposed time and reconciliation included), and
-checks the limits: 5 million rows in 8 s and 1.2 GB, time linear in rows. Exit code 1 when one is missed.
+Prints wall time, processor time and peak memory of the whole process tree (steps, exposed time and reconciliation
+included), and checks the limits: 5 million rows in 8 s and 1.2 GB, time linear in rows. Exit code 1 when one is
+missed. Wall time is only worth something on a machine with nothing else to do: the load is printed first.
 """
 
 import argparse
 import gzip
 import json
+import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -61,10 +64,11 @@ def tree_rss(pid: int) -> int:
     return total
 
 
-def measure(path: Path) -> tuple[float, float, dict]:
-    """Wall seconds, peak GB of the tree, and the ledger that was printed."""
+def measure(path: Path) -> tuple[float, float, float, dict]:
+    """Wall seconds, processor seconds, peak GB of the tree, and the ledger that was printed."""
     code = "from analysis.cli import main; main()"
     with tempfile.TemporaryFile("w+") as out:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         child = subprocess.Popen([sys.executable, "-c", code, "ledger", str(path), "--json"], stdout=out)
         peak = 0
@@ -72,8 +76,10 @@ def measure(path: Path) -> tuple[float, float, dict]:
             peak = max(peak, tree_rss(child.pid))
             time.sleep(0.02)
         wall = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         out.seek(0)
-        return wall, peak / 1e9, json.load(out)
+        return wall, busy, peak / 1e9, json.load(out)
 
 
 def check(made: dict, rows: int) -> None:
@@ -91,16 +97,17 @@ def main() -> int:
     options = parser.parse_args()
     seconds: dict[int, float] = {}
     failed = False
-    print(f"{'kernel rows':>12} {'best s':>8} {'worst s':>8} {'peak GB':>8} {'µs/row':>8}")
+    print(f"{os.cpu_count()} cores, load before the start {os.getloadavg()[0]:.1f}")
+    print(f"{'kernel rows':>12} {'best s':>8} {'worst s':>8} {'cpu s':>8} {'peak GB':>8} {'µs/row':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for wanted in options.rows:
             path = Path(folder) / "big.sqlite"
             rows = make(path, int(wanted))
             runs = [measure(path) for _ in range(options.repeat)]
-            check(runs[0][2], rows)
-            best, worst, peak = min(r[0] for r in runs), max(r[0] for r in runs), max(r[1] for r in runs)
+            check(runs[0][3], rows)
+            best, worst, peak = min(r[0] for r in runs), max(r[0] for r in runs), max(r[2] for r in runs)
             seconds[rows] = best
-            print(f"{rows:>12,} {best:>8.2f} {worst:>8.2f} {peak:>8.2f} {best / rows * 1e6:>8.2f}", flush=True)
+            print(f"{rows:>12,} {best:>8.2f} {worst:>8.2f} {min(r[1] for r in runs):>8.2f} {peak:>8.2f} {best / rows * 1e6:>8.2f}", flush=True)
             failed |= rows <= LIMIT_ROWS * 1.01 and (best > LIMIT_S or peak > LIMIT_GB)
             path.unlink()
     if len(seconds) > 1:
