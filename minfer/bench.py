@@ -22,10 +22,13 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from minfer import __version__, switches
 from minfer.cpu.backend import cpu_name
 from minfer.devices import Where
-from minfer.engine import N_UBATCH, Engine
+from minfer.engine import Engine
 from minfer.errors import UserError
 from minfer.gguf import GGUF
 from minfer.progress import bar, counter
+
+
+WARMUP_STEPS = 2  # a program's first step is eager, its second captures the graph that later ones replay
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def run_test(engine: Engine, test: Test, reps: int, warmup: bool, tick: Callable
     if test.n_depth:
         engine.prefill(prompt[: test.n_depth])
     if warmup:
-        _once(engine, Test(test.n_prompt, min(test.n_gen, 1), test.n_depth), prompt)
+        _once(engine, Test(test.n_prompt, min(test.n_gen, WARMUP_STEPS), test.n_depth), prompt)
         tick()
     engine.label = ""
     samples = []
@@ -149,8 +152,8 @@ def setting(engine: Engine) -> dict[str, Any]:
         "model_type": model_type(gguf),
         "model_size": sum(t.nbytes for t in gguf.tensors.values()),
         "model_n_params": sum(t.rows * t.shape[0] for t in gguf.tensors.values()),
-        "n_batch": N_UBATCH,
-        "n_ubatch": N_UBATCH,
+        "n_batch": engine.device.max_pass,
+        "n_ubatch": engine.device.max_pass,
         "n_threads": blas["num_threads"] if blas else None,
         "pid": os.getpid(),
         "switches": switches.changed(),
