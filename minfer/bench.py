@@ -27,7 +27,6 @@ from minfer.errors import UserError
 from minfer.gguf import GGUF
 from minfer.progress import bar, counter
 
-
 WARMUP_STEPS = 2  # a program's first step is eager, its second captures the graph that later ones replay
 
 

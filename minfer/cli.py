@@ -242,7 +242,10 @@ def dequantize(
 @app.command()
 def synth(
     preset: Annotated[
-        str, typer.Argument(metavar="PRESET", help="Whose shapes: tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b.")
+        str,
+        typer.Argument(
+            metavar="PRESET", help="Whose shapes: nano-qwen2, tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b."
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,

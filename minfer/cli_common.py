@@ -12,8 +12,16 @@ from minfer.gguf import GGUF, open_gguf
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where CuPy finds one.")]
-Kv = Annotated[str | None, typer.Option("--kv", help="KV cache type: f32, or f16 on cuda, where it is the default.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu, cuda or emulated; auto takes a GPU where CuPy finds one. "
+        "emulated runs the CUDA kernels on the CPU, slowly and checking every access: for tiny models; needs g++."
+    ),
+]
+Kv = Annotated[
+    str | None, typer.Option("--kv", help="KV cache type: f32, or f16 on cuda and emulated, where it is the default.")
+]
 
 
 def emit(data: Any, parts: Sequence[Any], as_json: bool) -> None:

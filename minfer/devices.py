@@ -39,12 +39,25 @@ def _cuda_bandwidth() -> float:
     return measure_bandwidth()
 
 
+def _emulated_lowering(options: Options) -> Lowering:
+    from minfer.emulated.device import lowering
+
+    return lowering(options)
+
+
+def _open_emulated(gguf: GGUF, options: Options, progress: Progress | None) -> Device:
+    from minfer.emulated.device import EmulatedDevice
+
+    return EmulatedDevice(gguf, options, progress)
+
+
 BACKENDS: dict[str, Backend] = {
     "cpu": Backend(
         lambda options: CpuLowering(), lambda gguf, options, progress: CpuDevice(gguf, progress), ("f32",),
         bandwidth.measure_bandwidth,
     ),
     "cuda": Backend(_cuda_lowering, _open_cuda, ("f16", "f32"), _cuda_bandwidth),
+    "emulated": Backend(_emulated_lowering, _open_emulated, ("f16", "f32"), bandwidth.measure_bandwidth),
 }  # fmt: skip
 
 
@@ -53,7 +66,8 @@ def resolve(device: str) -> str:
     if device == "auto":
         return "cuda" if _gpu_usable() else "cpu"
     if device not in BACKENDS:
-        raise UserError(f"--device {device!r} is not allowed: give auto, {' or '.join(BACKENDS)}")
+        *names, last = BACKENDS
+        raise UserError(f"--device {device!r} is not allowed: give auto, {', '.join(names)} or {last}")
     return device
 
 

@@ -16,8 +16,6 @@ from minfer.models.decoder import HParams
 from minfer.plan import Device, Lowering, Plan, Program, make_plan
 from minfer.progress import Progress
 
-N_UBATCH = 512  # tokens a prefill pass takes at most
-
 
 def plan_pass(
     gguf: GGUF, hp: HParams, lowering: Lowering, *, nt: int, n_kv: int, n_ctx: int, greedy: bool = False
@@ -63,8 +61,8 @@ class Engine:
         if not tokens:
             raise UserError("the prompt is empty: give at least one token")
         self._need_room(len(tokens))
-        for first in range(0, len(tokens), N_UBATCH):
-            logits = self._run("prefill", tokens[first : first + N_UBATCH], greedy=False)
+        for first in range(0, len(tokens), self.device.max_pass):
+            logits = self._run("prefill", tokens[first : first + self.device.max_pass], greedy=False)
         return logits
 
     def decode(self, token: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,6 +12,9 @@ from minfer.cli_common import Device, Json, Kv, Model, emit, open_model
 from minfer.devices import where
 from minfer.errors import UserError
 from minfer.surface import check_switch
+
+if TYPE_CHECKING:
+    from minfer.cuda.probes import Runner
 
 app = typer.Typer(
     name="gate", rich_markup_mode=None, help="Checks of results that must pass before a speed counts."
@@ -52,19 +55,31 @@ def _sides(switch: str, device: str, kv: str | None) -> tuple[gates.Setting, gat
 def probe(
     shape: Annotated[str, typer.Option(help="small, 7b or 14b: whose sizes.")] = "14b",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    device: Annotated[str, typer.Option(help="cuda, or emulated (with --shape small).")] = "cuda",
     as_json: Json = False,
 ) -> int:
-    """Compare fused kernels with the chains they replace, byte for byte, on the GPU.
+    """Compare fused kernels with the chains they replace, byte for byte.
 
     Example: minfer gate probe --shape 14b
     """
-    from minfer.cuda import cupy_module, probes
+    from minfer.cuda import probes
 
     if shape not in probes.SHAPES:
         raise UserError(f"--shape {shape!r} is not allowed: give one of {', '.join(probes.SHAPES)}")
-    rows = probes.run_probes(cupy_module.runner(), probes.SHAPES[shape], seed)
+    rows = probes.run_probes(_runner(device), probes.SHAPES[shape], seed)
     data = {"gate": "probe", "rows": rows, "passed": all(r["differ"] == 0 for r in rows)}
     return _done(data, [_table(rows)], as_json)
+
+
+def _runner(device: str) -> "Runner":
+    """What executes a probe's kernels."""
+    if device == "cuda":
+        from minfer.cuda.cupy_module import runner
+    elif device == "emulated":
+        from minfer.emulated.device import runner
+    else:
+        raise UserError(f"--device {device!r} is not allowed: give cuda or emulated")
+    return runner()
 
 
 @app.command()

@@ -16,6 +16,7 @@ from minfer.memory import Memory, plan_memory
 from minfer.ops import Cost, Kv
 
 Dim = tuple[int, int, int]
+N_UBATCH = 512  # tokens a prefill pass takes at most
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Device(Protocol):
 
     @property
     def lowering(self) -> Lowering: ...
+
+    @property
+    def max_pass(self) -> int:
+        """Tokens that one pass takes at most."""
+        ...
 
     def bind(self, plan: "Plan") -> Program: ...
 

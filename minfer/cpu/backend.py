@@ -14,7 +14,7 @@ from minfer.graph import Graph, Node
 from minfer.instrument import Tracer, walk
 from minfer.memory import Memory
 from minfer.ops import F32, OPS, Kv
-from minfer.plan import Args, Launch, Plan, Ref, make_launch, node_args, stored_bytes
+from minfer.plan import N_UBATCH, Args, Launch, Plan, Ref, make_launch, node_args, stored_bytes
 
 Progress = Callable[[int, int], None]  # (done, total) in bytes
 
@@ -75,6 +75,8 @@ class Program:
 
 class CpuDevice:
     """Weights and KV of one model in host memory. Regions are shared by every program, scratch is not."""
+
+    max_pass = N_UBATCH
 
     def __init__(self, gguf: GGUF, progress: Progress | None = None) -> None:
         gguf.require_data()

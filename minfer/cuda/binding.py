@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.cuda.weights import joined
 from minfer.plan import Launch, Plan, Ref
 
 POISON = 0xFF  # bytes of fresh scratch: NaN as f32, so a value nobody wrote cannot pass for a result
@@ -18,7 +19,7 @@ POISON = 0xFF  # bytes of fresh scratch: NaN as f32, so a value nobody wrote can
 class Buffers:
     """Where a program's values are. Regions, scratch and weights belong to the device, the rest to the program."""
 
-    weights: dict[str, Any]  # uint8, padded blocks
+    weights: dict[str, Any]  # uint8, padded blocks (weights.py)
     regions: dict[str | int, Any]  # (n_ctx, cols) of the KV type
     scratch: dict[str, Any]  # uint8
     slots: list[Any]  # f32, flat
@@ -35,21 +36,24 @@ class Buffers:
 
 def arguments(launch: Launch, row: str, buffers: Buffers) -> list[Any]:
     """The launch's arguments in the order of a kernel's argument row: arrays, and int32 or float32 scalars."""
-    return [_argument(launch, word, buffers) for word in row.split()]
+    words, weights = row.split(), launch.args.weights
+    if "w0" in words and "w1" not in words:  # a matrix of several weights' rows, which lie one after the other
+        weights = (joined(weights),)
+    return [_argument(launch, word, weights, buffers) for word in words]
 
 
-def _argument(launch: Launch, word: str, buffers: Buffers) -> Any:
+def _argument(launch: Launch, word: str, weights: tuple[str, ...], buffers: Buffers) -> Any:
     args = launch.args
     if word[:2] in ("i:", "f:"):
         return (np.int32 if word[0] == "i" else np.float32)(args.params[word[2:]])
     if word in buffers.scratch:
-        return buffers.scratch[word]
+        return buffers.scratch[word][: args.params.get(f"{word}_bytes")]
     if word in ("k", "v"):
         return buffers.locate(args.regions["kv".index(word)])
     if word == "out":
         return buffers.locate(args.out)
     if word.startswith("w"):
-        return buffers.weights[args.weights[int(word[1:])]]
+        return buffers.weights[weights[int(word[1:])]]
     return buffers.locate(args.inputs[int(word.removeprefix("in"))])
 
 

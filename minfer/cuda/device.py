@@ -20,7 +20,7 @@ from minfer.errors import UserError
 from minfer.gguf import GGUF
 from minfer.instrument import Tracer, walk
 from minfer.options import Options
-from minfer.plan import Launch, Plan
+from minfer.plan import N_UBATCH, Launch, Plan
 from minfer.progress import Progress
 
 Call = Callable[[], None]
@@ -28,6 +28,8 @@ Call = Callable[[], None]
 
 class CudaDevice:
     """Weights, KV cache and scratch of one model on the current GPU."""
+
+    max_pass = N_UBATCH
 
     def __init__(self, gguf: GGUF, options: Options, progress: Progress | None = None) -> None:
         self.cp = cp = cupy_module.load()

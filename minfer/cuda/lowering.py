@@ -185,8 +185,8 @@ def _multiply(walk: _Walk, node: Node, args: Args) -> None:
     params: dict[str, Any] = {"id": source.cols, "od": od, "nt": source.rows}
     read = F32 * source.rows * source.cols
     if gate.q8:
-        params["q8_reads"] = str(_quantize(walk, node, source))
         read = plane_bytes(source.cols)
+        params |= {"q8_reads": str(_quantize(walk, node, source)), "q8_bytes": read}
     cost = Cost(read, F32 * source.rows * od, 2 * source.rows * source.cols * od)
     args = replace(args, params=params, out=replace(args.out, cols=od))
     if kernel not in KERNELS:  # a library product chooses its own grid

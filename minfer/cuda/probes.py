@@ -1,7 +1,7 @@
 """Probes: kernels and chains compared bitwise, on any runner that can execute a kernel.
 
 A fusion is bitwise by construction (the same body in another place); a probe rechecks it on real bytes. The runner is
-the GPU for `minfer gate probe`, and the CPU emulation in the tests.
+the GPU, or its emulation on the CPU: `minfer gate probe`, and the tests.
 """
 
 from collections.abc import Callable, Iterator

@@ -25,6 +25,7 @@ from .layout import OUTPUT, PAGE, SHARED, Placed, Region, address, place, room
 __all__ = ["BuildError", "KernelFault", "Launched", "Module", "load"]
 
 POISON = 0xFF  # NaN in every float type, -1 in every integer
+WRITABLE, CONST = -1, -2  # a pointer among a kernel's parameters
 LIMITS = {"threads per block": 1024, "shared bytes": 227 << 10}
 Dim3 = ctypes.c_uint * 3
 
@@ -78,7 +79,7 @@ class Module:
         return run()
 
     def parameters(self, kernel: str) -> list[int]:
-        """Per parameter its size in bytes, or -1 for a pointer, -2 for a pointer to const."""
+        """Per parameter its size in bytes, or WRITABLE for a pointer, CONST for a pointer to const."""
         if kernel not in self.library.kernels:
             raise KeyError(f"no kernel {kernel!r}; the source has {', '.join(sorted(self.library.kernels))}")
         out = (ctypes.c_int * 256)()
@@ -98,7 +99,7 @@ class _Launch:
         self.machine = machine()
         self.arena = self.machine.cuda_on_cpu_arena()
         self.arrays = {i: a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
-        constant = {i for i in self.arrays if self.parameters[i] == -2}
+        constant = {i for i in self.arrays if self.parameters[i] == CONST}
         self.placed, self.end = place(self.arrays, constant, outputs)
         self.regions = self.make_regions()
 
@@ -169,7 +170,7 @@ class _Launch:
         return self.take_back()
 
     def take_back(self) -> Launched:
-        writable = [i for i in self.arrays if self.parameters[i] == -1]
+        writable = [i for i in self.arrays if self.parameters[i] == WRITABLE]
         written = {index: self.written(index) for index in writable}
         for index in sorted(self.outputs):
             if not written[index].all():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from minfer import engine as engine_module
 from minfer.engine import Engine
 from minfer.errors import UserError
 from minfer.gguf import open_gguf
@@ -29,7 +28,7 @@ def test_a_prompt_gives_the_logits_that_single_steps_give(engine):
 
 def test_a_prompt_longer_than_a_pass_is_cut_into_passes(engine, monkeypatch):
     whole = engine.prefill(TOKENS).copy()
-    monkeypatch.setattr(engine_module, "N_UBATCH", 3)
+    monkeypatch.setattr(engine.device, "max_pass", 3)
     engine.rewind()
     np.testing.assert_allclose(engine.prefill(TOKENS), whole, **CLOSE)
 

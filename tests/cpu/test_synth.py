@@ -78,7 +78,7 @@ def test_a_smaller_vocabulary_is_padded_with_unused_tokens(tmp_path, smollm2):
 
 
 def test_mistakes(tmp_path, qwen2_7b_header):
-    with pytest.raises(UserError, match="no such preset; choose one of: tiny-qwen2"):
+    with pytest.raises(UserError, match="no such preset; choose one of: nano-qwen2, tiny-qwen2"):
         synth("qwen3", tmp_path / "x.gguf")
     with pytest.raises(UserError, match="152064 tokens do not fit the preset's 49152"):
         synth("tiny-qwen2", tmp_path / "x.gguf", vocab_from=qwen2_7b_header)
