@@ -45,14 +45,16 @@ def seeded_prompt(gguf: GGUF, seed: int, n: int = PROMPT) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, n)]
 
 
-def dump(gguf: GGUF, sides: tuple[Setting, Setting], tokens: int, tolerance: float) -> dict[str, Any]:
+def dump(
+    gguf: GGUF, sides: tuple[Setting, Setting], tokens: int, tolerance: float, prompt: int = PROMPT
+) -> dict[str, Any]:
     """Logits of the prompt and of every step, and all KV rows at the end, byte for byte.
 
     The second side is fed the first one's tokens. Passes when the largest logit difference is within `tolerance`
     (0: when every byte is equal, KV included).
     """
     forced: list[int] = []
-    found = [_logits_and_kv(gguf, side, tokens, forced) for side in sides]
+    found = [_logits_and_kv(gguf, side, seeded_prompt(gguf, 0, prompt), tokens, forced) for side in sides]
     (rows_a, kv_a), (rows_b, kv_b) = found
     files = [("logits prefill", rows_a[0], rows_b[0]), *_steps(rows_a, rows_b)]
     files += [(name, kv_a[name], kv_b[name]) for name in sorted(kv_a)]
@@ -72,11 +74,11 @@ def _steps(a: list[np.ndarray], b: list[np.ndarray]) -> Iterator[tuple[str, np.n
 
 
 def _logits_and_kv(
-    gguf: GGUF, side: Setting, tokens: int, forced: list[int]
+    gguf: GGUF, side: Setting, prompt: list[int], tokens: int, forced: list[int]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Logits (vocab,) before each step; fills `forced` with greedy ids when it is empty, follows it otherwise."""
-    engine = Engine(gguf, PROMPT + tokens, side.where)
-    rows, follow = [engine.prefill(seeded_prompt(gguf, 0)).copy()], bool(forced)
+    engine = Engine(gguf, len(prompt) + tokens, side.where)
+    rows, follow = [engine.prefill(prompt).copy()], bool(forced)
     for i in range(tokens):
         if not follow:
             forced.append(int(rows[-1].argmax()))

@@ -1,9 +1,11 @@
 """The CUDA kernels run on the CPU: arguments by the names of the kernel table, weights as they lie on the device."""
 
+from collections import defaultdict
+
 import gguf
 import numpy as np
 
-from minfer.cuda.kernels import FOLDER, KERNELS, PADDED
+from minfer.cuda.kernels import FOLDER, KERNELS, PADDED, Kernel
 from minfer.emulated import emulate
 from minfer.gguf import QUANTS
 
@@ -11,6 +13,9 @@ SCALE_FIELDS = {  # type -> offsets of the f16 fields of a block, the rest being
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,),
 }  # fmt: skip
+
+
+LAUNCHED: dict[str, set[tuple]] = defaultdict(set)  # kernel -> its launches by `launch`: grid, sizes, has_tail
 
 
 def launch(name: str, grid: int | tuple[int, ...], *, outputs: tuple[str, ...] = (), block: int = 0, **args) -> None:
@@ -23,6 +28,14 @@ def launch(name: str, grid: int | tuple[int, ...], *, outputs: tuple[str, ...] =
     assert set(names) == set(args), f"{name} takes {names}"
     module = emulate.load(FOLDER / kernel.file)
     module.launch(name, grid, block or kernel.block, values, outputs=[names.index(o) for o in outputs])
+    sizes = {n: int(args[n]) for t, n in zip(tokens, names, strict=True) if t.startswith("i:")}
+    LAUNCHED[name].add((grid, *sizes.values(), has_tail(kernel, sizes)))
+
+
+def has_tail(kernel: Kernel, sizes: dict[str, int]) -> bool:
+    """Whether the last block has threads without work, by the grid of the table; True where a block is a whole row."""
+    work, _, per = kernel.grid.partition(",")[0].rpartition(" / ")
+    return not per.isdigit() or eval(work.replace("·", "*"), {}, sizes) % int(per) != 0
 
 
 def weights(kind: str, rows: int, id: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -49,3 +62,21 @@ def padded(stored: np.ndarray, kind: str) -> np.ndarray:
 
 def blocks(n: int, per: int) -> int:
     return -(-n // per)
+
+
+def q8_plane(x):
+    """Reference of the 40-byte blocks: f16 d | 2 zero bytes | 32 int8 | i32 sum."""
+    x = x.reshape(-1, 32)
+    d = np.abs(x).max(axis=1) / np.float32(127)
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+    q = np.clip(np.rint(x * inverse[:, None]), -128, 127).astype(np.int8)
+    plane = np.zeros((len(x), 40), np.uint8)
+    plane[:, :2] = d.astype(np.float16)[:, None].view(np.uint8)
+    plane[:, 4:36] = q.view(np.uint8)
+    plane[:, 36:] = q.sum(axis=1, dtype=np.int32)[:, None].view(np.uint8)
+    return plane
+
+
+def q8_values(plane):
+    d = plane[:, :2].copy().view(np.float16).astype(np.float64)
+    return (d * plane[:, 4:36].view(np.int8)).reshape(-1)

@@ -13,8 +13,11 @@ SHAPES = {
 }  # fmt: skip
 
 
-def write_llama(path: Path, *, arch="llama", drop=(), extra=(), metadata=None, quant=None) -> Path:
-    """`drop` leaves tensors out, `extra` adds 1-D ones by name, `quant` stores attn_q as that ggml type."""
+def write_llama(path: Path, *, arch="llama", drop=(), extra=None, metadata=None, quant=None, matrices=None) -> Path:
+    """`drop` leaves tensors out, `extra` adds them by name and shape, `matrices` quantizes every matrix.
+
+    `quant` stores attn_q as that ggml type, all bytes zero: also for types that the gguf package cannot write.
+    """
     rng = np.random.default_rng(1)
     writer = gguf.GGUFWriter(path, arch)
     keys = {
@@ -28,11 +31,15 @@ def write_llama(path: Path, *, arch="llama", drop=(), extra=(), metadata=None, q
     for i in range(LAYERS):
         tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in SHAPES.items()}
         tensors |= {f"blk.{i}.{name}.weight": (HIDDEN,) for name in ("attn_norm", "ffn_norm")}
-    tensors |= {name: (HIDDEN,) for name in extra}
+    tensors |= extra or {}
     for name, shape in tensors.items():
         if name not in drop:
             data = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-            _add(writer, name, data, quant if "attn_q" in name else None)
+            if matrices and len(shape) > 1:
+                kind = gguf.GGMLQuantizationType[matrices]
+                writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+            else:
+                _add(writer, name, data, quant if "attn_q" in name else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

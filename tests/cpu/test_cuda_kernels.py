@@ -8,8 +8,8 @@ why they are what they are; "exact" means equal bits.
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KV_TYPES, PADDED, Q8_FORM, argmax_aux_bytes, partial_floats
-from on_cpu import blocks, launch, weights
+from minfer.cuda.kernels import KERNELS, KV_TYPES, PADDED, Q8_FORM, argmax_aux_bytes, partial_floats
+from on_cpu import LAUNCHED, blocks, launch, q8_plane, q8_values, weights
 
 RNG = np.random.default_rng(4)
 FLOAT = {"f32": np.float32, "f16": np.float16}
@@ -85,24 +85,6 @@ class TestMatmul:
 # --- q8 activations ---------------------------------------------------------------------------------------------------
 
 
-def q8_plane(x):
-    """Reference of the 40-byte blocks: f16 d | 2 zero bytes | 32 int8 | i32 sum."""
-    x = x.reshape(-1, 32)
-    d = np.abs(x).max(axis=1) / np.float32(127)
-    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
-    q = np.clip(np.rint(x * inverse[:, None]), -128, 127).astype(np.int8)
-    plane = np.zeros((len(x), 40), np.uint8)
-    plane[:, :2] = d.astype(np.float16)[:, None].view(np.uint8)
-    plane[:, 4:36] = q.view(np.uint8)
-    plane[:, 36:] = q.sum(axis=1, dtype=np.int32)[:, None].view(np.uint8)
-    return plane
-
-
-def q8_values(plane):
-    d = plane[:, :2].copy().view(np.float16).astype(np.float64)
-    return (d * plane[:, 4:36].view(np.int8)).reshape(-1)
-
-
 @pytest.mark.parametrize("n", [1, 64, 77])
 def test_quantize(n):
     """Exact; a block of zeros, a block with one value and halves that round to even among them."""
@@ -133,12 +115,25 @@ def test_mmvq(kind, od, n):
 # --- norms and elementwise ------------------------------------------------------------------------------------------
 
 
+def rms_norm_reference(x, w):
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) * w
+
+
 @pytest.mark.parametrize(("nt", "d"), [(1, 4), (3, 64), (2, 580)])
 def test_rms_norm(nt, d):
     x, w, out = rand(nt, d), rand(d), np.empty((nt, d), np.float32)
     launch("rms_norm_f32", nt, in0=x, w0=w, out=out, d=d, eps=1e-5, outputs=("out",))
-    x = x.astype(np.float64)
-    close(out, x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) * w, 1e-6)  # rsqrtf: 2 units in the last place
+    close(out, rms_norm_reference(x, w), 1e-6)  # rsqrtf: 2 units in the last place
+
+
+@pytest.mark.parametrize(("nt", "d"), [(1, 32), (3, 96), (2, 608)])
+def test_rms_norm_with_its_q8_plane(nt, d):
+    """The plane is exact: that of the f32 output."""
+    x, w, out, plane = rand(nt, d), rand(d), np.empty((nt, d), np.float32), np.empty((nt * d // 32, 40), np.uint8)
+    launch("rms_norm_quant_pad40", nt, in0=x, w0=w, out=out, q8=plane, d=d, eps=1e-5, outputs=("out", "q8"))
+    close(out, rms_norm_reference(x, w), 1e-6)
+    assert (plane == q8_plane(out)).all()
 
 
 @pytest.mark.parametrize(("nt", "cols"), [(1, 32), (3, 96), (2, 512)])
@@ -158,6 +153,10 @@ class TestElementwise:
         launch("swiglu_f32", blocks(nt * cols, 256), in0=gate, in1=up, out=out, n=nt * cols, outputs=("out",))
         g = gate.astype(np.float64)
         close(out, g / (1 + np.exp(-g)) * up, 1e-6)  # expf: 2 units in the last place
+        fused, plane = np.empty_like(out), np.empty((nt * cols // 32, 40), np.uint8)
+        launch("swiglu_quant_pad40", blocks(nt * cols, 256), in0=gate, in1=up, out=fused, q8=plane, n=nt * cols,
+               outputs=("out", "q8"))  # fmt: skip
+        assert (fused == out).all() and (plane == q8_plane(fused)).all()
 
     def test_last_row(self, nt, cols):
         x, out = rand(nt, cols), np.empty(cols, np.float32)
@@ -212,6 +211,25 @@ def test_kv_store_writes_its_rows_and_no_other(kv, nt, cols):
     pos = np.arange(4, 4 + nt, dtype=np.int32)
     launch(f"kv_store_{kv}", (blocks(cols, 256), nt), in0=x, out=region, pos=pos, cols=cols)
     assert (region[pos] == x.astype(FLOAT[kv])).all() and (np.delete(region, pos, 0) == 7).all()
+
+
+@pytest.mark.parametrize("kv", KV_TYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "hd"), [(1, 1, 8), (3, 1, 20), (5, 2, 96)])
+def test_bias_rope_and_store_in_one(kv, heads, kv_heads, hd):
+    """q, k and v in place; one row of each region, which is exactly k or v rounded once."""
+    pos, sizes = np.int32([5]), (heads * hd, kv_heads * hd, kv_heads * hd)
+    q, k, v = rows = [rand(n) for n in sizes]
+    bias = [rand(n) for n in sizes]
+    keys, values = (np.full((9, sizes[1]), 7, FLOAT[kv]) for _ in "kv")
+    want = [(x.astype(np.float64) + b)[None] for x, b in zip(rows, bias, strict=True)]
+    want[:2] = [rope_reference(x, pos, hd, hd, 1e4, 0.5, np.float32(1), False) for x in want[:2]]
+    launch(f"attn_bias_rope_store_{kv}", blocks((sizes[0] + 3 * sizes[1]) // 2, 256), in0=q, in1=k,
+           in2=v, w0=bias[0], w1=bias[1], w2=bias[2], k=keys, v=values, pos=pos, nqt=sizes[0], nkt=sizes[1], hd=hd,
+           base=1e4, scale=0.5)  # fmt: skip
+    for got, exact in zip(rows, want, strict=True):
+        close(got, exact[0], 3e-6)
+    for region, row in ((keys, k), (values, v)):
+        assert (region[5] == row.astype(FLOAT[kv])).all() and (np.delete(region, 5, 0) == 7).all()
 
 
 # --- attention and what follows ---------------------------------------------------------------------------------------
@@ -274,3 +292,12 @@ def test_argmax_of_no_number_is_zero():
     out, aux = np.empty(1, np.int32), np.zeros(argmax_aux_bytes(2), np.uint8)
     launch("argmax_f32", 2, in0=np.full(600, np.nan, np.float32), out=out, aux=aux, n=600)
     assert out[0] == 0
+
+
+def test_every_kernel_of_the_table_was_launched_at_three_shapes(request):
+    """And at one that is no multiple of the block. Last in this file: it looks at what the tests above have done."""
+    if request.config.option.keyword or request.config.option.lf or any("::" in arg for arg in request.config.args):
+        pytest.skip("only a part of this file runs")
+    few = {name: len(LAUNCHED[name]) for name in KERNELS if len(LAUNCHED[name]) < 3}
+    assert few == {}
+    assert [name for name in KERNELS if not any(tail for *_, tail in LAUNCHED[name])] == []
