@@ -32,10 +32,14 @@ def lowering(options: Options) -> CudaLowering:
     return CudaLowering(options, name="emulated")
 
 
-def require_compiler() -> None:
-    """Raise UserError where the kernels cannot be compiled."""
+def require_emulator() -> None:
+    """Raise UserError where kernels cannot be compiled or the machine does not give the emulator its addresses."""
     if build.GXX is None:
         raise UserError("device emulated compiles the kernels with g++, which is not here: install it or use cpu")
+    try:
+        emulate.machine()
+    except (build.BuildError, MemoryError) as error:
+        raise UserError(f"device emulated cannot start: {str(error).splitlines()[0]}; use cpu") from None
 
 
 class EmulatedDevice:
@@ -45,7 +49,7 @@ class EmulatedDevice:
 
     def __init__(self, gguf: GGUF, options: Options, progress: Progress | None = None) -> None:
         gguf.require_data()
-        require_compiler()
+        require_emulator()
         self.lowering = lowering(options)
         self.description = f"emulated GPU on {cpu_name()}"
         self.facts: dict[str, Any] = {
@@ -139,7 +143,7 @@ def _alone(arrays: Sequence[Any], index: int) -> bool:
 
 def runner() -> Callable[..., None]:
     """A probe runner on the emulated GPU (minfer.cuda.probes)."""
-    require_compiler()
+    require_emulator()
 
     def run(kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0) -> None:
         row = KERNELS[kernel]

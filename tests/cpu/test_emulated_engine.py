@@ -224,6 +224,15 @@ def test_without_gxx_it_is_one_line(nano, monkeypatch, capsys):
     assert done.code == 2 and done.err.count("\n") == 1 and "g++" in done.err
 
 
+def test_a_machine_that_refuses_the_emulator_is_one_line(nano, monkeypatch):
+    def refuse():
+        raise MemoryError("136 GB of address space\nare refused")
+
+    monkeypatch.setattr(emulate, "machine", refuse)
+    with pytest.raises(UserError, match=r"^device emulated cannot start: 136 GB of address space; use cpu$"):
+        Engine(nano, CTX, emulated())
+
+
 def test_auto_is_never_emulated():
     assert resolve("auto") in ("cpu", "cuda")
 
