@@ -78,7 +78,7 @@ def test_attention_bytes_are_the_kv_rows(tmp_path):
     ("change", "message"),
     [
         ({"drop": ["blk.1.ffn_up.weight"]}, "blk.1.ffn_up.weight is missing"),
-        ({"extra": ["blk.0.attn_q_norm.weight"]}, "attn_q_norm.weight is not used by the llama graph"),
+        ({"extra": {"blk.0.attn_q_norm.weight": (16,)}}, "attn_q_norm.weight is not used by the llama graph"),
         ({"arch": "gemma9"}, "architecture 'gemma9' is not supported; supported: llama, qwen2"),
         ({"metadata": {"expert_count": 8}}, "8 experts is not supported"),
         ({"metadata": {"rope.scaling.type": "yarn"}}, "'yarn' is not supported; supported: none, linear"),
