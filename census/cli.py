@@ -92,13 +92,15 @@ def diff(
 def scrub(
     source: Annotated[str, typer.Argument(metavar="IN", help="The recorded trace.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy to publish, a new sqlite file.")],
+    begin: Annotated[str | None, typer.Option("--from", metavar="REGEX", help="Leave out device work and calls before "
+                     "the first NVTX range whose text matches, e.g. a long prefill.")] = None,
 ) -> None:
     """A copy that is safe to publish: what a census reads, and nothing of the machine or its user.
 
     Example: census scrub trace.sqlite public.sqlite
     """
     with output.working(f"copying {source}"):
-        made = scrub_lib.scrub(source, out)
+        made = scrub_lib.scrub(source, out, begin)
     rows = sum(made.tables.values())
     typer.echo(f"{made.out}: {rows:,} rows in {len(made.tables)} tables, {made.masked} texts masked")
 

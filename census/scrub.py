@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from census import sources
+from census import ranges, sources
 from census import trace as tr
 from census.errors import CensusError
 from census.schema import COLUMNS, SAFE_EXTRA, TABLES
@@ -32,8 +32,11 @@ class Scrubbed:
     masked: int
 
 
-def scrub(source: str, out: Path) -> Scrubbed:
-    """Write the publishable copy of a trace. Raises CensusError for a source that is no trace, or out == source."""
+def scrub(source: str, out: Path, begin: str | None = None) -> Scrubbed:
+    """Write the publishable copy of a trace; with `begin`, of work only from the first range that this pattern matches.
+
+    Raises CensusError for a source that is no trace, out == source, and a pattern that is none or matches no range.
+    """
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise CensusError(f"{out}: is the trace itself; a scrubbed copy goes into a new file")
     if not out.parent.is_dir():
@@ -49,10 +52,24 @@ def scrub(source: str, out: Path) -> Scrubbed:
             masked += clean is not value and clean != value
             return clean
 
-        tables = tr.write_copy(trace, out, allowed(), mask)
+        since = None if begin is None else _first(trace, begin)
+        tables = tr.write_copy(trace, out, allowed(), mask, since)
         return Scrubbed(str(out), tables, masked)
     finally:
         tr.close(trace)
+
+
+def _first(trace: tr.Trace, pattern: str) -> int:
+    """When the first range begins (ns) whose text matches."""
+    try:
+        wanted = re.compile(pattern)
+    except re.error as err:
+        raise CensusError(f"--from {pattern}: not a regular expression ({err})") from None
+    spans = ranges.load(trace)
+    hits = spans.start[ranges.matching(spans, wanted)]
+    if not len(hits):
+        raise CensusError(f"{trace.path}: --from {pattern} matches none of its {len(spans)} ranges")
+    return int(hits.min())
 
 
 def allowed() -> dict[str, tuple[str, ...]]:

@@ -335,16 +335,18 @@ def secrets(trace: Trace) -> set[str]:
     return {text for text in found if len(text) > 2}
 
 
-def write_copy(trace: Trace, out: Path, keep: dict[str, tuple[str, ...]], mask: Callable[[Any], Any]) -> dict[str, int]:
+def write_copy(trace: Trace, out: Path, keep: dict[str, tuple[str, ...]], mask: Callable[[Any], Any],
+               since: int | None = None) -> dict[str, int]:  # fmt: skip
     """Write the listed columns of the listed tables into a new sqlite file, every text passed through `mask`.
 
+    Device work and API calls that start before `since` (ns) are left out.
     Of META_DATA tables only the names in SAFE_META stay, of NVTX only ranges and domains, of StringIds only what the
     kept columns refer to. Returns rows per table. Atomic.
     """
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with _reading(part):
-            counts = _copy_tables(trace.db, part, keep, mask)
+            counts = _copy_tables(trace.db, part, keep, mask, since)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -352,7 +354,7 @@ def write_copy(trace: Trace, out: Path, keep: dict[str, tuple[str, ...]], mask: 
 
 
 def _copy_tables(src: sqlite3.Connection, part: Path, keep: dict[str, tuple[str, ...]],
-                 mask: Callable[[Any], Any]) -> dict[str, int]:
+                 mask: Callable[[Any], Any], since: int | None) -> dict[str, int]:
     present = {t: {c: kind for c, kind in _typed_columns(src, t) if c in keep[t]} for (t,) in _tables(src) if t in keep}
     present = {t: cols for t, cols in present.items() if cols}
     names = [f"SELECT {quote(c)} FROM main.{quote(t)}" for t, cols in present.items() for c in cols if c in _STRING_IDS]
@@ -360,6 +362,10 @@ def _copy_tables(src: sqlite3.Connection, part: Path, keep: dict[str, tuple[str,
         "NVTX_EVENTS": f"eventType IN {(*NVTX_PUSH_POP, *NVTX_START_END, NVTX_DOMAIN)}",
         "StringIds": f"id IN ({' UNION '.join(names) or 'NULL'})",
     } | {t: " OR ".join(f"name LIKE '{like}'" for like in SAFE_META) for t in present if "META_DATA" in t}
+    if since is not None:
+        # ranges and node births stay: later replays are attributed through them
+        work = [t for concept in ("kernels", "replays", "copies", "sets", "api") for t in TABLES[concept]]
+        where |= {t: f"start >= {since:d}" for t in work if "start" in present.get(t, {})}
     out = sqlite3.connect(part)
     try:
         counts = {}

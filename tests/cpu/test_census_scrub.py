@@ -81,3 +81,20 @@ def test_refusals(tmp_path):
 ])
 def test_masks(text, clean):
     assert scrub.mask_text(text, {"bob"}) == clean
+
+
+def test_from_a_range_on_only_later_work_stays_and_keeps_its_layers(tmp_path):
+    """Of the probe's 16 replayed steps 13 begin there; their layers come from a capture that was long before."""
+    out = tmp_path / "out.sqlite"
+    scrub.scrub(str(trace("probe-nsys2025.3-graphnodes")), out, begin="graph_step 3")
+    made = ledger.of_file(str(out), by="layer")
+    assert made.steps.count == 13 and made.steps.launches_per_step == 32
+    assert made.identity.eager == 0 and made.identity.captured == 0
+    assert {r.key: r.launches_per_step for r in made.rows} == {f"layer {i}": 8 for i in range(4)}
+
+
+@pytest.mark.parametrize(("pattern", "message"), [("nosuch", "matches none of its"), ("(", "not a regular expression")])
+def test_from_what_is_not_there_is_refused(tmp_path, pattern, message):
+    with pytest.raises(CensusError, match=message):
+        scrub.scrub(str(trace("probe-nsys2025.3-graphnodes")), tmp_path / "out.sqlite", begin=pattern)
+    assert list(tmp_path.iterdir()) == []
