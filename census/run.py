@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from census import activity, launches, provenance, ranges, record, steps
+from census import activity, launches, provenance, ranges, record, sources, steps
 from census import trace as tr
 from census.activity import KERNEL
 from census.errors import CensusError
@@ -136,7 +136,7 @@ def _facts(run: Run, plan: dict[str, Any], recorder: str, rows: list[dict[str, A
 
 def step_kernels(path: Path, how: str = "nvtx") -> list[list[str]]:
     """The kernel names of each recorded step, in the order they ran; `how` steps are found, as in --steps."""
-    trace = tr.open_trace(path)
+    trace = sources.open_source(str(path))
     try:
         act = activity.load(trace)
         found = steps.find(trace, act, launches.join(trace, act), ranges.load(trace), how)

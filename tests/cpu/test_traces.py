@@ -1,0 +1,86 @@
+"""The published recordings: every one is in the manifest, and each recorded step is the plan, launch for launch."""
+
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from census import ledger, run, sources
+from census import trace as tr
+from census.reconcile import reconcile
+from minfer.devices import Where
+from minfer.engine import plan_step
+from minfer.gguf import open_gguf
+from minfer.options import Options
+from minfer.plan import launch_dict
+from minfer.synth import synth
+
+TRACES = Path(__file__).parents[2] / "traces"
+MANIFEST = json.loads((TRACES / "manifest.json").read_text())
+NODE = [e for e in MANIFEST if e["graphs"] == "node"]
+WHOLE = [e for e in MANIFEST if e["graphs"] == "graph" and e["switch"] != "MINFER_NO_CUDA_GRAPH"]
+
+
+def ids(entry):
+    return entry["file"].removesuffix(".sqlite.gz")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("headers")
+
+    @cache
+    def plan(model, depth, switch):
+        path = folder / f"{model}.gguf"
+        if not path.exists():
+            synth(f"qwen2-{model}", path, header_only=True)
+        off = frozenset({switch} if switch else ())
+        return [launch_dict(x) for x in plan_step(open_gguf(path), Where("cuda", Options(off, "f16")), depth).launches]
+
+    return plan
+
+
+def test_the_manifest_lists_every_recording_and_how_it_was_made():
+    assert {e["file"] for e in MANIFEST} == {p.name for p in TRACES.glob("*.gz")}
+    for entry in MANIFEST:
+        assert entry["device"] == ["NVIDIA H200"] and entry["date"].endswith("Z")
+        assert entry["command"][:2] == ["minfer", "bench"] and entry["versions"]["nsys"]
+        assert not any(part.startswith("/") for part in entry["command"])
+
+
+def test_both_models_both_depths_every_switch_both_modes():
+    found = {(e["model"], e["depth"], e["switch"], e["graphs"]) for e in MANIFEST}
+    switches = {e["switch"] for e in MANIFEST}
+    assert found == set(itertools.product(("7b", "14b"), (0, 3254), switches, ("node", "graph")))
+    assert len(switches) == 8 and None in switches
+
+
+@pytest.mark.parametrize("entry", NODE, ids=ids)
+def test_every_recorded_step_is_the_plan_launch_for_launch(planned, entry):
+    plan = planned(entry["model"], entry["depth"], entry["switch"])
+    held = reconcile(plan, run.step_kernels(TRACES / entry["file"]))
+    assert held.holds and held.steps == entry["steps"] and held.planned == len(plan), held.differences
+    made = ledger.of_file(str(TRACES / entry["file"]), by="layer")
+    layers = 28 if entry["model"] == "7b" else 48
+    assert sum(r.key.startswith("layer ") for r in made.rows) == layers
+    assert made.identity.without_launch == 0
+
+
+@pytest.mark.parametrize("entry", WHOLE, ids=ids)
+def test_whole_graph_recordings_give_the_true_step_time(entry):
+    """A step is one replay; it takes no more than the step recorded node by node, tracing included."""
+    graph = ledger.of_file(str(TRACES / entry["file"]))
+    node = ledger.of_file(str(TRACES / entry["file"].replace("-graph.", "-node.")))
+    assert graph.steps.count == entry["steps"] == node.steps.count
+    assert 0.5 * node.total.step_us < graph.total.step_us < 1.02 * node.total.step_us
+
+
+def test_nothing_of_the_recorded_machine_is_in_them():
+    for entry in MANIFEST[::9]:
+        opened = sources.open_source(str(TRACES / entry["file"]))
+        try:
+            assert not tr.secrets(opened)
+        finally:
+            tr.close(opened)
