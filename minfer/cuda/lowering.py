@@ -10,7 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minfer.cuda import dispatch
-from minfer.cuda.kernels import BLOCK, KERNELS, PADDED, ROWS_PER_BLOCK, UNIT, argmax_aux_bytes, partial_floats
+from minfer.cuda.kernels import (
+    BLOCK,
+    KERNELS,
+    MAX_HEAD_DIM,
+    PADDED,
+    ROWS_PER_BLOCK,
+    UNIT,
+    argmax_aux_bytes,
+    partial_floats,
+)
+from minfer.errors import UserError
 from minfer.fusions import activation_cache, fuse, positions
 from minfer.fusions.activation_cache import ActivationCache, Key
 from minfer.fusions.positions import PositionsMemo
@@ -99,6 +109,13 @@ def _blocks(n: int, per: int) -> int:
     return -(-n // per)
 
 
+def _require(ok: bool, node: Node, what: str) -> None:
+    """Refuse, in one line, a model whose sizes a kernel cannot take: silently wrong results would be worse."""
+    if not ok:
+        where = "" if node.layer is None else f" of layer {node.layer}"
+        raise UserError(f"cuda: {node.name}{where}: {what}; use --device cpu")
+
+
 # --- activations: one launch each -------------------------------------------------------------------------------------
 
 
@@ -109,6 +126,7 @@ def _embed(walk: _Walk, node: Node) -> None:
 
 
 def _rms_norm(walk: _Walk, node: Node) -> None:
+    _require(node.cols % 4 == 0, node, f"RMSNorm takes rows of a multiple of 4 values, not {node.cols}")
     block = BLOCK["rms_norm"] if walk.options.on("MINFER_NO_WIDE_RMS") else 32
     args, grid = walk.args(node, d=node.cols, eps=node.params["eps"]), (node.rows, 1, 1)
     _produce(walk, node, "rms_norm", grid, args, block)
@@ -182,6 +200,7 @@ def _multiply(walk: _Walk, node: Node, args: Args) -> None:
     gate, source = _gate(walk, node), args.inputs[0]
     kernel = dispatch.kernel_name(gate, walk.graph.tensors[args.weights[0]].type)
     od = sum(walk.graph.tensors[w].rows for w in args.weights)
+    _require(source.cols % UNIT == 0, node, f"matmul takes rows of a multiple of {UNIT} values, not {source.cols}")
     params: dict[str, Any] = {"id": source.cols, "od": od, "nt": source.rows}
     read = F32 * source.rows * source.cols
     if gate.q8:
@@ -259,6 +278,8 @@ def _kv_store(walk: _Walk, node: Node) -> None:
 def _attention(walk: _Walk, node: Node) -> None:
     _convert_positions(walk, node)
     p = {name: node.params[name] for name in ("n_head", "n_head_kv", "head_dim")}
+    fits = p["head_dim"] % 8 == 0 and p["head_dim"] <= MAX_HEAD_DIM
+    _require(fits, node, f"attention takes heads of a multiple of 8, at most {MAX_HEAD_DIM}, not {p['head_dim']}")
     if walk.nt > 1:
         walk.emit(node, "attention_prefill", (1, 1, 1), walk.args(node, **p), block=1)
         return
@@ -278,6 +299,8 @@ def _attention(walk: _Walk, node: Node) -> None:
 def _epilogue(walk: _Walk, node: Node, args: Args) -> None:
     """Bias, RoPE and store on the sections q, k, v that args.inputs[:3] name."""
     p = node.params
+    _require(walk.nt == 1, node, f"the fused QKV epilogue is for one token, not {walk.nt}")
+    _require(p["hd"] % 2 == 0, node, f"the fused QKV epilogue pairs features: head dimension {p['hd']} is odd")
     params = {name: p[name] for name in ("nqt", "nkt", "hd", "base", "scale")}
     threads = p["nqt"] // 2 + p["nkt"] // 2 + p["nkt"]
     cost = OPS["qkv_epilogue"].cost(walk.graph, node, walk.kv)
