@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+import analysis.shapes_cli  # noqa: F401  its command joins this app
 from census.cli import app
 from census.errors import CensusError
 

@@ -37,6 +37,10 @@ class GGUFError(UserError):
     """A file that is not the GGUF this reader accepts; the message is one line and starts with the file."""
 
 
+class GGUFTruncated(GGUFError):
+    """A file that ends inside its header: with more of its bytes it may be fine."""
+
+
 @dataclass(frozen=True)
 class Quant:
     """A ggml type: `elements` weights are stored in one block of `nbytes` bytes."""
@@ -117,7 +121,9 @@ class Cursor:
         raise GGUFError(f"{self.path}: {message}")
 
     def truncated(self, what: str) -> NoReturn:
-        self.fail(f"the file ends at byte {self.end}, inside its header (reading {what}); fetch it again")
+        raise GGUFTruncated(
+            f"{self.path}: the file ends at byte {self.end}, inside its header (reading {what}); fetch it again"
+        )
 
     def scalar(self, code: str, what: str) -> Any:
         size = struct.calcsize("<" + code)
