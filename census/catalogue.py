@@ -4,11 +4,13 @@ catalogue.csv holds one configuration a row, from the config.json of `source` on
 which type each tensor gets is what llama.cpp's quantizer does for the mix (src/llama-quant.cpp at 007dbbf3, without an
 importance matrix; Phi-3's joint attn_qkv goes by attn_v's rule there, older files have it in Q5_K). No weights.
 
+    python -m census.catalogue > minfer/cuda/crossover_shapes.csv     # what `minfer crossover` measures
     catalogue:GLOB[:MIX]     e.g. catalogue:qwen2.5-7b, catalogue:gemma*:Q5_K_M, catalogue:*:*; Q4_K_M by default
 """
 
 import csv
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from census.errors import CensusError
-from census.shapes import Model
+from census.shapes import Model, matmuls
+from minfer.cuda import dispatch
 from minfer.gguf import QUANTS, Tensor
 
 FILE = Path(__file__).with_name("catalogue.csv")
@@ -201,3 +204,14 @@ def _tensor(name: str, type: str, shape: tuple[int, ...]) -> Tensor:
         type = FALLBACK[type]
     quant = QUANTS[type]
     return Tensor(name, type, shape, 0, math.prod(shape) // quant.elements * quant.nbytes, FILE)
+
+
+def measured_csv() -> str:
+    """Every (type, od, id) that a decode step of a catalogued model multiplies by, of the types with a size gate."""
+    gated = {g.type for g in dispatch.GATES if g.type is not None}
+    found = {key for model in models("catalogue:*:*") for key in matmuls(model) if key[0] in gated}
+    return "type,od,id\n" + "".join(f"{type},{od},{id}\n" for type, od, id in sorted(found))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(measured_csv())

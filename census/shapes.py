@@ -8,13 +8,15 @@ no kernel of minfer multiplies by that tensor: stacked experts, types without on
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from census.errors import CensusError
 from minfer.cuda import dispatch
 from minfer.gguf import QUANTS, SUPPORTED, Tensor
 
+QKV = ("attn_q", "attn_k", "attn_v")
 MANY = dispatch.MAX_BATCH + 1  # tokens of a prompt, as opposed to a few
 
 
@@ -115,6 +117,33 @@ def _shape(file: str, role: str, group: _Group, tied: bool) -> Shape:
 
 def _name(gate: dispatch.Gate | None, type: str) -> str | None:
     return None if gate is None else dispatch.kernel_name(gate, type)
+
+
+def matmuls(model: Model) -> Counter[tuple[str, int, int]]:
+    """(type, od, id) -> how often a decode step multiplies by it, all switches at 0.
+
+    Where q, k and v of a layer have biases, one type and one row length, one matmul takes their rows together; an
+    output that is tied to the embedding counts as the output.
+    """
+    joined = dict(_joined(model))
+    found: Counter[tuple[str, int, int]] = Counter(joined.values())
+    for shape in shapes(model):
+        if shape.kernel is not None:
+            apart = [n for n in shape.layer_ids if n not in joined] if shape.role in QKV else shape.layer_ids
+            found[shape.key] += len(apart) if shape.layers else 1
+    return +found
+
+
+def _joined(model: Model) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    """(layer, its one matmul) of the layers whose q, k and v are multiplied together."""
+    layers: dict[int, dict[str, Tensor]] = {}
+    for tensor in model.tensors:
+        layer, role = _place(tensor.name)
+        if layer is not None and role.removesuffix(".bias") in QKV:
+            layers.setdefault(layer, {})[role] = tensor
+    for layer, by in layers.items():
+        if len(by) == 2 * len(QKV) and len({(by[r].type, by[r].shape[0]) for r in QKV}) == 1:
+            yield layer, (by[QKV[0]].type, sum(by[r].rows for r in QKV), by[QKV[0]].shape[0])
 
 
 def filtered(rows: Iterable[Shape], type: str | None, between: tuple[int, int] | None) -> list[Shape]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minfer import gate_cli, switches
+from minfer import crossover_cli, gate_cli, switches
 from minfer.cli_common import Device, Json, Kv, Model, emit, open_model
 from minfer.errors import UserError
 from minfer.progress import bar
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 app.add_typer(gate_cli.app)
+app.command()(crossover_cli.crossover)
 
 # click's UsageError, wherever this version of typer keeps its click
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
