@@ -23,6 +23,7 @@ from census import cuptilog, doctor, provenance, runlog, trace
 from census.errors import CensusError
 
 STDERR = 2  # file descriptor
+ON_HOST = ("cpu", "emulated")  # minfer's backends whose kernels run inside the call
 TRACE = "trace.sqlite"
 GRAPHS = ("node", "graph", "both")
 NSYS_PROFILE = ("nsys", "profile", "-t", "cuda,nvtx")
@@ -86,7 +87,7 @@ CUPTI = Recorder("cupti", _as_it_is, lambda folder: {"MINFER_CUPTI_LOG": str(fol
 
 def recorder_for(backend: str) -> Recorder:
     """The recorder that can see minfer's backend. Raises CensusError when a GPU backend has none to record it."""
-    if backend == "cpu":
+    if backend in ON_HOST:
         return IN_PROCESS
     if shutil.which("nsys"):
         return NSYS

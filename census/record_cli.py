@@ -66,6 +66,7 @@ def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `minfer pull` fetched.")],
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Decode steps to record.")] = 32,
     depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="Tokens already in the KV cache.")] = 0,
+    device: Annotated[str, typer.Option(help="minfer's device: auto, cpu, cuda or emulated.")] = "auto",
     overhead: Overhead = True,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; traces/MODEL-BACKEND-TIME by default.")] = None,
     as_json: Json = False,
@@ -75,10 +76,11 @@ def run(
     Example: census run smollm2-135m --tokens 32
     """
     with output.working("planning"):
-        plan = run_lib.predict(model, tokens, depth)
+        plan = run_lib.predict(model, tokens, depth, device)
     if not as_json:
         output.lines(run_lib.prediction_lines(plan))
-    wanted = run_lib.Run(model, tokens, depth, out or run_lib.default_folder(model, plan["backend"]))
+    folder = out or run_lib.default_folder(model, plan["backend"])
+    wanted = run_lib.Run(model, tokens, depth, folder, device)
     facts = run_lib.record_run(wanted, plan, overhead)
     trace = wanted.folder / record_lib.TRACE
     made = ledger_lib.of_file(str(trace))

@@ -32,12 +32,14 @@ class Run:
     tokens: int  # decode steps recorded
     depth: int  # tokens in the KV cache before the first
     folder: Path
+    device: str = "auto"  # minfer's --device
 
 
-def predict(model: str, tokens: int, depth: int) -> dict[str, Any]:
+def predict(model: str, tokens: int, depth: int, device: str = "auto") -> dict[str, Any]:
     """The plan of a step in the middle of the run, with the floor at this machine's measured bandwidth."""
     middle = depth + tokens // 2
-    plan = minfer_json("plan", model, "--depth", str(middle), "--bandwidth", "measure", "--json")
+    where = ("--device", device, "--bandwidth", "measure")
+    plan = minfer_json("plan", model, "--depth", str(middle), *where, "--json")
     if plan["data_missing"]:
         raise CensusError(plan["data_missing"])
     return dict(plan)
@@ -78,7 +80,7 @@ def record_run(run: Run, plan: dict[str, Any], overhead: bool = True) -> dict[st
 def bench_command(run: Run, save: Path) -> list[str]:
     """The engine's command: N decode steps once, after one warm-up step, rows saved as JSON."""
     sizes = ("-p", "0", "-n", str(run.tokens), "-d", str(run.depth), "-r", "1")
-    return [*MINFER, "bench", run.model, *sizes, "-o", "json", "--save", str(save)]
+    return [*MINFER, "bench", run.model, *sizes, "--device", run.device, "-o", "json", "--save", str(save)]
 
 
 def _bench(command: Sequence[str], save: Path) -> dict[str, Any]:

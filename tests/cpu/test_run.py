@@ -212,3 +212,12 @@ class TestReconcile:
 
     def test_no_steps_is_no_proof(self):
         assert not reconcile(self.PLAN, []).holds
+
+
+def test_the_emulated_gpu_is_recorded_like_any_backend(census, tmp_path):
+    """Its plan is CUDA's: the recorded launches are the emulated kernels', one by one."""
+    model = write_llama(tmp_path / "m.gguf")
+    args = ("--device", "emulated", "--tokens", "2", "--no-overhead", "--out", tmp_path / "r", "--json")
+    data = json.loads(census("run", model, *args).out)
+    assert data["backend"] == "emulated" and data["reconciliation"]["matching"] == 2
+    assert {r["kernel"] for r in data["ledger"]["rows"]} >= {"attention_split_f16", "argmax_f32", "rms_norm_f32"}
