@@ -1,19 +1,22 @@
 """`census shapes`: which matrices models have, which kernels they take, what another gate would change."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from census import headers, output, shapes, shapes_report
+from census import crossover as crossover_lib
+from census import crossover_report, headers, output, shapes, shapes_report
 from census.cli import Csv, Json, Save, app
 from census.errors import CensusError
+from census.output import Report
 from minfer.gguf import QUANTS
 
 
 @app.command(name="shapes")
 def shapes_command(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="GGUF files (the header is enough), folders, "
-                      "hf:ORG/REPO[:GLOB], or catalogue:GLOB[:MIX] of published configurations.")],
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help="GGUF files (the header is enough), "
+                      "folders, hf:ORG/REPO[:GLOB], or catalogue:GLOB[:MIX] of published configurations.")] = None,
     type: Annotated[str | None, typer.Option(help="Only matrices of this quant type.")] = None,
     between: Annotated[str | None, typer.Option(metavar="LO,HI", help="Only matrices of LO up to, not including, HI "
                        "elements: what a gate moved from HI to LO reroutes.")] = None,
@@ -21,6 +24,11 @@ def shapes_command(
                        "of N elements would reroute; TYPE=N:M to move it from N to M. The present constant is compared "
                        "with the one before it.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=0.001, help="GB/s, for the time that the bytes need.")] = None,
+    crossover: Annotated[Path | None, typer.Option(metavar="TABLE", help="A table of `minfer crossover`: which shapes "
+                         "the gates send to the slower kernel, and what that costs each model a step; the whole "
+                         "catalogue in Q4_K_M and Q5_K_M where no model is given.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="With --crossover: also draw its map here (.png, "
+                    ".svg).")] = None,
     as_json: Json = False,
     as_csv: Csv = False,
     save: Save = None,
@@ -31,6 +39,12 @@ def shapes_command(
     """
     if type is not None and type not in QUANTS:
         raise CensusError(f"--type {type}: no such quant type (known: {', '.join(QUANTS)})")
+    if crossover is not None:
+        wanted = models or ["catalogue:*:Q[45]_K_M"]
+        output.emit(_crossover(crossover, wanted, plot), as_json=as_json, as_csv=as_csv, save=save)
+        return 0
+    if not models or plot is not None:
+        raise CensusError("give a MODEL: a file, a folder, hf:... or catalogue:...; --plot goes with --crossover")
     interval = _interval(between) if between else None
     changes = [_change(text) for text in what_if or ()]
     with output.progress("headers") as tick:
@@ -39,6 +53,16 @@ def shapes_command(
     moved = [shapes.what_if(rows, *change) for change in changes]
     output.emit(shapes_report.shapes(rows, moved, refused, bandwidth), as_json=as_json, as_csv=as_csv, save=save)
     return 2 if refused else 0
+
+
+def _crossover(path: Path, models: list[str], plot: Path | None) -> Report:
+    table = crossover_lib.read(path)
+    found, _ = headers.read(models)
+    if plot is not None:
+        from analysis.plots import crossover_map  # matplotlib takes a second to load
+
+        crossover_map(table, plot)
+    return crossover_report.crossover(table, crossover_lib.losses(table, found))
 
 
 def _interval(text: str) -> tuple[int, int]:

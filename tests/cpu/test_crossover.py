@@ -13,6 +13,7 @@ import pytest
 
 from census import catalogue
 from cli import run_main
+from fake_cupy import FakeCupy
 from minfer import cli, crossover_cli
 from minfer.cuda import crossover as cross
 from minfer.cuda import crossover_table as tables
@@ -122,6 +123,27 @@ def test_order_is_random_models_first():
     cross.time_calls(Told(), calls, random.Random(0))
     turns = [tuple(said[i : i + 2]) for i in range(0, len(said), 2)]
     assert len(set(turns)) == 2 and all(len(set(t)) == 2 for t in turns)  # both orders, each kernel once a turn
+
+
+def test_the_gpus_side_on_a_stand_in(monkeypatch):
+    """Copies in turn inside the graphs, nothing loads while capturing, the outputs are right."""
+    from minfer.cuda import crossover_gpu
+    from minfer.emulated.device import runner
+
+    def weights_bytes(name, od, id):
+        return Shape(name.split("_", 1)[1].removesuffix("_f32").upper(), int(od), int(id)).nbytes
+
+    fake = FakeCupy(runner(), weights_bytes)
+    monkeypatch.setattr(crossover_gpu.cupy_module, "load", lambda: fake)
+    monkeypatch.setattr(crossover_gpu.cupy_module, "function", fake.function)
+    monkeypatch.setattr(crossover_gpu, "measure_bandwidth", lambda: 100.0)
+    shape = Shape("Q6_K", 9, 512)  # 3816 bytes: 3 · 4096 / 3816 + 1 = 4 copies, twice round for 8 launches
+    rows = cross.Session(crossover_gpu.Gpu(), [shape], seed=1).measure(shape)
+    assert [(r["kernel"], r["checked"], r["us"]) for r in rows] == [
+        ("mmvq_q6_k", True, 1.0), ("matmul_q6_k_f32", True, 1.0)]  # fmt: skip
+    places = [place for name, place in fake.launched if name == "mmvq_q6_k"]
+    assert [p - places[0] for p in places[1:9]] == [i % 4 * shape.stride for i in range(8)]
+    assert len(places) == 1 + 8 * (cross.ROUNDS + 1)  # the check, and the replays
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
