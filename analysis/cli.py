@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-import analysis.shapes_cli  # noqa: F401  its command joins this app
+import analysis.commands  # their commands join this app
+import analysis.shapes_cli  # noqa: F401
 from census.cli import app
 from census.errors import CensusError
 

@@ -50,6 +50,7 @@ COLUMNS: tuple[Column, ...] = (
         ("node", "graphNodeId", "0"),
         ("grid_x", "gridX", "0"), ("grid_y", "gridY", "0"), ("grid_z", "gridZ", "0"),
         ("block_x", "blockX", "0"), ("block_y", "blockY", "0"), ("block_z", "blockZ", "0"),
+        ("registers", "registersPerThread", "0"),
     ),
     *_columns(
         "replays",
