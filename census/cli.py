@@ -13,7 +13,7 @@ import typer
 from census import diff as diff_lib
 from census import doctor as doctor_lib
 from census import fleet as fleet_lib
-from census import fleet_report, output, reports, timing
+from census import fleet_report, matmuls_report, output, reports, timing
 from census import ledger as ledger_lib
 from census import scrub as scrub_lib
 
@@ -46,6 +46,10 @@ def ledger(
     workers: Annotated[str, typer.Option("--workers", metavar="N|tcp://HOST:PORT", help="For a folder or glob: local "
                        "processes, or a Dask scheduler.", show_default="one per core")] = "",
     top: Top = 30,
+    model: Annotated[str | None, typer.Option("--model", metavar="FILE", help="With --by shape: the model that ran "
+                     "(header is enough); matmuls by the weights they read, with GB/s.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="With --model: GB/s of the device's memory; what "
+                         "the trace says of it by default.")] = None,
     as_json: Json = False,
     as_csv: Csv = False,
     save: Save = None,
@@ -54,6 +58,11 @@ def ledger(
 
     Example: census ledger trace.sqlite --by op --time-from bench.json
     """
+    if model is not None:
+        with output.working(f"reading {trace}"):
+            report = matmuls_report.of_trace(trace, model, by, steps, bandwidth)
+        output.emit(report, as_json=as_json, as_csv=as_csv, save=save)
+        return
     if fleet_lib.is_fleet(trace):
         with output.progress("traces") as tick:
             many = fleet_lib.run(fleet_lib.expand(trace), steps=steps, by=by, workers=workers, progress=tick)

@@ -86,15 +86,15 @@ def shapes(model: Model) -> list[Shape]:
     groups: dict[tuple[str, str, int, int], _Group] = {}
     for tensor in model.tensors:
         if len(tensor.shape) > 1:
-            layer, role = _place(tensor.name)
+            layer, role = place(tensor.name)
             group = groups.setdefault((role, tensor.type, tensor.rows, tensor.shape[0]), _Group(tensor))
             group.nbytes += tensor.nbytes
             group.layers += [] if layer is None else [layer]
     return [_shape(model.name, role, group, tied) for (role, *_), group in groups.items()]
 
 
-def _place(name: str) -> tuple[int | None, str]:
-    """blk.3.attn_q.weight -> (3, attn_q); output.weight -> (None, output)."""
+def place(name: str) -> tuple[int | None, str]:
+    """Layer and role: blk.3.attn_q.weight -> (3, attn_q); output.weight -> (None, output)."""
     first, _, rest = name.partition(".")
     number, _, role = rest.partition(".")
     if first == "blk" and number.isdecimal():
@@ -138,7 +138,7 @@ def _joined(model: Model) -> Iterator[tuple[int, tuple[str, int, int]]]:
     """(layer, its one matmul) of the layers whose q, k and v are multiplied together."""
     layers: dict[int, dict[str, Tensor]] = {}
     for tensor in model.tensors:
-        layer, role = _place(tensor.name)
+        layer, role = place(tensor.name)
         if layer is not None and role.removesuffix(".bias") in QKV:
             layers.setdefault(layer, {})[role] = tensor
     for layer, by in layers.items():
