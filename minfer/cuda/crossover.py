@@ -206,16 +206,15 @@ def line(machine: Machine, shape: Shape, kernel: str, wrong: float, times: list[
     row: dict[str, Any] = {
         "type": shape.type, "od": shape.od, "id": shape.id, "grid": shape.grid, "kernel": kernel,
         "elements": shape.od * shape.id, "bytes": shape.nbytes, "copies": copies, "launches": count,
-        "error": wrong if math.isfinite(wrong) else None, "checked": wrong <= TOLERANCE,
+        "error": float(f"{wrong:.3g}") if math.isfinite(wrong) else None, "checked": wrong <= TOLERANCE,
     }  # fmt: skip
     if times is None:
         return row | dict.fromkeys(("us", "us_min", "us_max", "rounds", "gbs", "share"))
-    us = statistics.median(times)
+    us, bandwidth = statistics.median(times), machine.facts.get("bandwidth_gbs")
     gbs = shape.nbytes / us / 1e3
-    bandwidth = machine.facts.get("bandwidth_gbs")
     return row | {
-        "us": us, "us_min": min(times), "us_max": max(times), "rounds": len(times), "gbs": gbs,
-        "share": gbs / bandwidth if bandwidth else None,
+        "us": round(us, 4), "us_min": round(min(times), 4), "us_max": round(max(times), 4), "rounds": len(times),
+        "gbs": round(gbs, 1), "share": round(gbs / bandwidth, 4) if bandwidth else None,
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_figures_of_a_line(lines):
     row = rows[3]  # matmul_q6_k_f32, 130x1024: 10 µs, spread 0.1
     assert (row["us"], row["us_min"], row["us_max"], row["rounds"]) == pytest.approx((10, 9.9, 10.1, cross.ROUNDS))
     assert row["bytes"] == 130 * 4 * 212  # padded blocks of 256
-    assert row["gbs"] == pytest.approx(130 * 4 * 212 / 10e-6 / 1e9) and row["share"] == row["gbs"] / 1000
+    assert row["gbs"] == 11.0 and row["share"] == 0.011  # 110,240 bytes in 10 µs, of 1000 GB/s
 
 
 def test_weights_go_by_three_times_the_l2_before_they_come_again(lines):
@@ -191,6 +191,12 @@ def test_the_constant_is_where_the_times_cross():
     assert (choice.best, choice.best_loss_us, choice.shapes) == (5_000_000, 0, 7)
     # at 4,000,000 the shapes of 4.5 and 4.9 million take mmvq, 10 µs · (5 / 4.5 - 1) and 10 µs · (5 / 4.9 - 1) too slow
     assert choice.loss_us == pytest.approx(10 * (5 / 4.5 - 1) + 10 * (5 / 4.9 - 1))
+
+
+def test_a_shape_of_exactly_the_constant_takes_the_gates_kernel():
+    rows = [row for od in (4000, 9000) for row in fake_rows(Shape("Q6_K", od, 1000), factor=2)]
+    (choice,) = tables.choices(rows)  # 4,000,000 elements: mmvq takes 10 · 2 · 5 / 4 = 25 µs, the other 10
+    assert choice.gate.min_elements == 4_000_000 and choice.loss_us == pytest.approx(15 + (2 * 50 / 9 - 10))
 
 
 def test_a_constant_that_is_as_good_stays():
