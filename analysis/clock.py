@@ -35,6 +35,16 @@ class Clock:
 
 def read(path: Path) -> Clock:
     """The clock of a window, over its whole pairs that count. Raises CensusError where there is none."""
+    window, times = windows.load(path), pairs(path)
+    change = [b - a for a, b in times]
+    interval = stats.median_interval(change) or (None, None, None)
+    middle_a, middle_b = (statistics.median(side) for side in zip(*times, strict=True))
+    return Clock(window.name, window.date, window.switch, len(change), sum(d > 0 for d in change), middle_a, middle_b,
+                 middle_b - middle_a, *interval)
+
+
+def pairs(path: Path) -> list[tuple[float, float]]:
+    """(A, B) of each whole pair that counts, in µs per step. Raises CensusError for a window without one."""
     window, rows = windows.load(path), _rows(path)
     counted = {p.number for p in window.pairs if p.complete and not p.why}
     times: dict[Any, dict[str, float]] = {}
@@ -43,12 +53,7 @@ def read(path: Path) -> Clock:
             times.setdefault(row["pair"], {})[row["arm"]] = step_us(row, window.name)
     if not times:
         raise CensusError(f"{path}: holds no whole pair of runs that counts")
-    a, b = ([pair[arm] for pair in times.values()] for arm in "AB")
-    change = [y - x for x, y in zip(a, b, strict=True)]
-    interval = stats.median_interval(change) or (None, None, None)
-    middle_a, middle_b = statistics.median(a), statistics.median(b)
-    return Clock(window.name, window.date, window.switch, len(change), sum(d > 0 for d in change), middle_a, middle_b,
-                 middle_b - middle_a, *interval)
+    return [(pair["A"], pair["B"]) for pair in times.values()]
 
 
 def turned(read: Clock) -> Clock:

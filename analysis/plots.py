@@ -1,5 +1,6 @@
 """Every picture: the only place that draws. Each function takes what a report made and writes one file."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 
+from analysis.account import Account
+from analysis.clock import Clock
+from analysis.prediction import Interval
+from analysis.sequence import Step
 from census.crossover import Measured, Table
 from census.errors import CensusError
+from census.ledger import Ledger
 from minfer.cuda import dispatch
 
 
@@ -80,3 +86,130 @@ def _frame(panel: Any, title: str, type: str, shapes: Sequence[Measured]) -> Non
     panel.set(xscale="log", yscale="log", xlabel="id (row length)", ylabel="od (rows)", title=title)
     ods = [s.od for s in shapes]
     panel.set_ylim(min(ods) / 1.3, max(ods) * 1.3)
+
+
+# --- pictures of ledgers, steps, accounts and windows: each returns a figure, `svg` turns it into text ---------------
+
+# Okabe and Ito's colours: told apart by colour-blind readers; hatches tell them apart in print.
+_INK = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+_HATCH = ("", "//", "..", "\\\\", "xx", "++", "oo", "--")
+_CUT = 38  # characters of a kernel's name beside a bar
+
+
+def svg(figure: Any) -> str:
+    """A figure as SVG text with its words as text; the figure is closed."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "census"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return out.getvalue()[out.getvalue().index("<svg") :]
+
+
+def _plain(text: str) -> str:
+    """A name as matplotlib shall write it: cut, and without its mathematics."""
+    short = text if len(text) <= _CUT else f"{text[: _CUT - 9]}…{text[-8:]}"
+    return short.replace("$", r"\$")
+
+
+def ledger_bars(made: Ledger, top: int = 12) -> Any:
+    """µs per step of the largest rows, with their launch counts; the rest, gaps and residual are bars too."""
+    rows = [(r.key, r.exposed_us_per_step, r.launches_per_step) for r in made.rows[:top]]
+    rest = made.rows[top:]
+    if rest:
+        rows.append((f"other ({len(rest)} rows)", sum(r.exposed_us_per_step for r in rest), None))
+    rows.append(("gaps and residual", made.total.gap_us_per_step + made.total.residual_us_per_step, None))
+    figure, axis = plt.subplots(figsize=(9, 0.36 * len(rows) + 1.2), layout="constrained")
+    bars = axis.barh(range(len(rows)), [r[1] for r in rows], color=_INK[0])
+    labels = [f" {us:,.1f}" + ("" if n is None else f" · {n:,g} launches") for _, us, n in rows]
+    axis.bar_label(bars, labels, fontsize=8)
+    axis.set_yticks(range(len(rows)), [_plain(r[0]) for r in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.25)
+    axis.set(xlabel=f"exposed time, µs per {made.unit}", title=f"{made.total.step_us:,.1f} µs per {made.unit}")
+    return figure
+
+
+def timeline(step: Step, first: int = 0, count: int = 40) -> Any:
+    """Launches of a step on its time line, one lane per class of kernel, gaps left open, layers divided by lines."""
+    shown = step.launches[first : first + count]
+    kinds = list(dict.fromkeys(x.kind for x in shown))
+    figure, axis = plt.subplots(figsize=(11, 0.5 * len(kinds) + 1.4), layout="constrained")
+    now, layer = 0.0, shown[0].layer if shown else None
+    for x in shown:
+        now += x.gap_us
+        if x.layer != layer:
+            axis.axvline(now, color="0.5", linewidth=0.8, linestyle=":")
+            layer = x.layer
+        lane = kinds.index(x.kind)
+        axis.barh(lane, x.exposed_us, left=now, color=_INK[lane % 8], hatch=_HATCH[lane % 8], edgecolor="0.2",
+                  linewidth=0.4)  # fmt: skip
+        now += x.exposed_us
+    axis.set_yticks(range(len(kinds)), kinds)
+    axis.invert_yaxis()
+    axis.set(xlabel=f"exposed time since launch {first}, µs (dotted: next layer)",
+             title=f"launches {first} to {first + len(shown) - 1} of {len(step.launches):,}")
+    return figure
+
+
+def waterfall(made: Account) -> Any:
+    """From the reference to ours: each item of an account as a step up or down."""
+    names = ["reference", *(i.name for i in made.items), "ours"]
+    figure, axis = plt.subplots(figsize=(9, 0.36 * len(names) + 1.2), layout="constrained")
+    at = made.reference_ms
+    axis.barh(0, at, color=_INK[7])
+    for k, item in enumerate(made.items, 1):
+        up = item.ms >= 0
+        axis.barh(k, item.ms, left=at, color=_INK[5] if up else _INK[2], hatch="" if up else "//", edgecolor="0.2")
+        at += item.ms
+        axis.text(max(at, at - item.ms), k, f" {item.ms:+.3f}", va="center", fontsize=8)
+    axis.barh(len(names) - 1, made.ours_ms, color=_INK[0])
+    axis.set_yticks(range(len(names)), [_plain(n) for n in names], fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.set(xlabel="ms per step (hatched: taken away)", title=f"distance {made.distance_ms:+.2f} ms")
+    return figure
+
+
+def window_pairs(pairs: Sequence[tuple[float, float]], said: Clock, floor_us: float | None = None) -> Any:
+    """Each pair's B - A of a window in µs per step, the interval of their median, the A/A floor where it is known."""
+    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    change = [b - a for a, b in pairs]
+    if said.low_us is not None and said.high_us is not None:
+        axis.axhspan(said.low_us, said.high_us, color=_INK[4], alpha=0.35,
+                     label=f"interval of the median, coverage {said.coverage:.3f}")
+    if floor_us is not None:
+        axis.axhspan(-floor_us, floor_us, color=_INK[7], alpha=0.35, hatch="//", label="A/A floor")
+    axis.plot(range(1, len(change) + 1), change, "o", color=_INK[0], label="pair")
+    axis.axhline(said.change_us, color=_INK[5], linestyle="--", label="difference of the medians")
+    axis.axhline(0, color="0.2", linewidth=0.8)
+    axis.set(xlabel="pair", ylabel="B - A, µs per step",
+             title=f"{said.window}: B slower in {said.b_slower} of {said.pairs}")
+    axis.legend(fontsize=8)
+    return figure
+
+
+def launches_against_time(steps: Sequence[tuple[str, Step]]) -> Any:
+    """Launches per step against µs per step, one point per recording: fewer launches are not always faster."""
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for k, (name, step) in enumerate(steps):
+        axis.plot(len(step.launches), step.step_us, "osD^vP*X"[k % 8], color=_INK[k % 8], label=_plain(name),
+                  markersize=8)  # fmt: skip
+    axis.margins(0.2)
+    axis.legend(fontsize=8)
+    axis.set(xlabel="launches per step", ylabel="recorded step, µs", title="launches and time")
+    return figure
+
+
+def intervals(rows: Sequence[tuple[str, Interval, float | None]]) -> Any:
+    """Predicted savings as intervals with their points, and what was measured (a cross) where something was."""
+    figure, axis = plt.subplots(figsize=(9, 0.36 * len(rows) + 1.2), layout="constrained")
+    for k, (_, span, measured) in enumerate(rows):
+        axis.plot([span.low, span.high], [k, k], color=_INK[0], linewidth=4, solid_capstyle="butt")
+        axis.plot(span.point, k, "o", color="white", markeredgecolor=_INK[0])
+        if measured is not None:
+            axis.plot(measured, k, "X", color=_INK[5], markersize=9)
+    axis.axvline(0, color="0.2", linewidth=0.8)
+    axis.set_yticks(range(len(rows)), [_plain(name) for name, _, _ in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.set(xlabel="saving, µs per step (bar: interval, circle: point, cross: measured)")
+    return figure

@@ -1,0 +1,62 @@
+"""What the notebooks show a report with: its table as a data frame, a figure as SVG. No notebook computes anything."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import plots
+from analysis.planned import Planned, of_rows
+from census.errors import CensusError
+from census.output import Report
+
+
+def table(report: Report, top: int = 0) -> pd.DataFrame:
+    """The rows of a report under its columns' headings; the first `top`, all by default."""
+    rows = report.rows[:top] if top else report.rows
+    frame = pd.DataFrame([{c.head.replace("\n", " ") or c.key: row.get(c.key) for c in report.columns} for row in rows])
+    return frame.round(3)
+
+
+def rows(made: Iterable[Any]) -> pd.DataFrame:
+    """Results of one type, a line each."""
+    return pd.DataFrame([asdict(x) for x in made]).round(3)
+
+
+def lines(report: Report) -> None:
+    """What stands above and below a report's table."""
+    sys.stdout.write("".join(f"{text}\n" for text in (*report.head, *report.notes)))
+
+
+def picture(figure: Any) -> Any:
+    """A figure to be the last value of a cell."""
+    from IPython.display import SVG
+
+    return SVG(plots.svg(figure))
+
+
+def minfer_plan(model: str, depth: int, switch: str | None = None) -> tuple[Planned, ...]:
+    """The plan of a step of minfer on cuda: MODEL is a preset of `minfer synth`, of which only a header is written.
+
+    Raises CensusError with minfer's own line where it refuses.
+    """
+    env = os.environ | ({switch: "1"} if switch else {})
+    with tempfile.TemporaryDirectory() as folder:
+        header = str(Path(folder) / "model.gguf")
+        _minfer(["synth", model, header, "--header-only"], env)
+        said = _minfer(["plan", header, "-d", str(depth), "--device", "cuda", "--json"], env)
+    return of_rows(json.loads(said)["launches"], model)
+
+
+def _minfer(args: list[str], env: dict[str, str]) -> str:
+    done = subprocess.run([sys.executable, "-m", "minfer", *args], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise CensusError(done.stderr.strip().splitlines()[-1])
+    return done.stdout
