@@ -5,6 +5,10 @@
     census fusions trace.sqlite --plan plan.json
 """
 
+import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +18,7 @@ from analysis import account as account_lib
 from analysis import clock, fusions, landing, planned, prediction, scores, sequence, show
 from analysis import predict as predict_lib
 from analysis import reconcile as reconcile_lib
+from analysis import report as report_lib
 from census import output
 from census.cli import Csv, Json, Save, StepsHow, app
 from census.errors import CensusError
@@ -171,6 +176,44 @@ def table(
     """
     made = scores.of_folder(folder)
     output.emit(show.scores(made, scores.summary(made)), as_json=as_json, as_csv=as_csv, save=save)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Traces, or folders of `census record` and "
+                    "`census run`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    tried: Annotated[Path | None, typer.Option("--tried", metavar="FOLDER", help="Predictions and windows to show as "
+                     "what was tried (see `census table`).")] = None,
+) -> None:
+    """One self-contained page: where the time goes, what to fuse next, what it should save, what was tried.
+
+    Example: census report traces/14b-d0-default-node.sqlite.gz --tried traces -o report.html
+    """
+    with output.working("reading the runs"):
+        text = report_lib.page([report_lib.read(run) for run in runs], tried)
+    report_lib.save(out, text)
+    output.lines([f"wrote {out} ({len(text.encode()) / 1e3:,.0f} kB)"])
+
+
+@app.command()
+def lab(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The notebooks to open.")] = Path("notebooks"),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="On this machine only.")] = 8888,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
+) -> None:
+    """JupyterLab on the notebooks: on this machine only, behind a token.
+
+    Example: census lab notebooks --no-browser
+    """
+    if not folder.is_dir():
+        raise CensusError(f"{folder}: no such folder; give the folder of the notebooks")
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise CensusError("JupyterLab is not installed; pip install 'launch-census[lab]'")
+    command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", "--ip=127.0.0.1", f"--port={port}"]
+    if os.geteuid() == 0:  # a container: Jupyter refuses root unless it is told to
+        command.append("--allow-root")
+    raise typer.Exit(subprocess.run(command if browser else [*command, "--no-browser"]).returncode)
 
 
 def _keep(data: dict[str, Any], path: Path | None) -> dict[str, Any]:
