@@ -26,7 +26,10 @@ class Gate:
 
 
 _NO_MMVQ, _NO_KQ = "MINFER_NO_MMVQ", "MINFER_NO_KQ_MMVQ"
-_LARGE_ROWS = "below it the f32-activation kernel's coalesced loop wins, above it dp4a wins"
+# The reports' constants stay, since their routes are what is compared here; the crossover measured on an H200
+# (2026-11-29, traces/crossover-h200.jsonl) proposes 0 for both. There dp4a loses only at rows of some 1,500 weights and
+# less, whatever their number: what a constant in od · id cannot say.
+_LARGE_ROWS = "below it the f32 form won on the report's GPU; the H200's crossover proposes 0"
 
 _ONE, _SEVERAL, _MANY = (1, 1), (2, ANY), (MAX_BATCH + 1, ANY)
 
