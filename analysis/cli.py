@@ -6,10 +6,13 @@ from typing import Any
 
 import typer
 
-import analysis.commands  # their commands join this app
-import analysis.shapes_cli  # noqa: F401
-from census.cli import app
+from analysis import commands, shapes_cli
+from census import cli, record_cli
+from census.ab import cli as ab_cli
+from census.app import app
 from census.errors import CensusError
+
+COMMANDS = (cli, record_cli, ab_cli, shapes_cli, commands)  # modules whose commands joined the app as they were loaded
 
 # Typer may carry its own copy of click; the base of its exported errors is the one that its parser raises.
 _ParserError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

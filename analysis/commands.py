@@ -20,7 +20,7 @@ from analysis import predict as predict_lib
 from analysis import reconcile as reconcile_lib
 from analysis import report as report_lib
 from census import output
-from census.cli import Csv, Json, Save, StepsHow, app
+from census.app import Csv, Json, Save, StepsHow, app
 from census.errors import CensusError
 
 TimeFrom = Annotated[str | None, typer.Option("--time-from", metavar="FILE", help="The step's true time: a whole-graph "

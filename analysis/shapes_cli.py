@@ -7,7 +7,7 @@ import typer
 
 from census import crossover as crossover_lib
 from census import crossover_report, headers, output, shapes, shapes_report
-from census.cli import Csv, Json, Save, app
+from census.app import Csv, Json, Save, app
 from census.errors import CensusError
 from census.output import Report
 from minfer.gguf import QUANTS

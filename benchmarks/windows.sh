@@ -30,7 +30,7 @@ pairs=$((pairs / 2 * 2))
 [ "$pairs" -le 12 ] || pairs=12
 echo "one run takes $run ms: $pairs pairs per switch" >&2
 for short in $switches; do
-    need=$((2 * run * pairs))
+    need=$(((2 * pairs + 2) * run)) # a warm-up run of each arm
     stem=$name-d$depth-no-$(echo "$short" | tr '[:upper:]_' '[:lower:]-')
     [ -e "$out/$stem.json" ] && continue # finished in an earlier call
     if [ $(($(now) - start + need)) -gt $((budget * 1000)) ]; then
@@ -43,7 +43,7 @@ for short in $switches; do
     fi
     rm -rf "$out/.$stem"
     # Matmul routes round differently, so tokens may differ there; whether they do is in the window.
-    census ab --cmd "$bench" --switch "MINFER_NO_$short" --pairs $pairs --seed 41 --warmup 0 --gap 0 --host-load 8 \
+    census ab --cmd "$bench" --switch "MINFER_NO_$short" --pairs $pairs --seed 41 --warmup 1 --gap 0 --host-load 8 \
         --allow-different-output --out "$out/.$stem" >"$out/$stem.txt" || { tail -3 "$out/$stem.txt" >&2; continue; }
     mv "$out/.$stem/window.json" "$out/$stem.json"
     rm -rf "$out/.$stem"

@@ -9,7 +9,7 @@ from census import ledger as ledger_lib
 from census import output, provenance, reports, timing
 from census import record as record_lib
 from census import run as run_lib
-from census.cli import Json, app
+from census.app import Json, app
 from census.errors import CensusError
 from census.ledger import Ledger
 from census.reconcile import reconcile

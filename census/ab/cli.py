@@ -19,7 +19,7 @@ from census.ab import gpu, log, metric, runner, show, verdict, window
 from census.ab import plan as planning
 from census.ab import surface as surfaces
 from census.ab.plan import Limits, Plan, Rule
-from census.cli import Csv, Json, app
+from census.app import Csv, Json, app
 from census.errors import CensusError
 
 A = Annotated[str | None, typer.Option("--a", metavar="CMD", help="Arm A; NAME=VALUE may stand before the program.")]
