@@ -6,7 +6,8 @@ said so. For an instance of (host, guests), with costs as recorded:
 
     high    the guests' exposed time and the idle time before them: all that can go away
     low     high, less three things that may come back:
-            - the guests' work, which stays: their exposed time beyond the launch cost measured in this trace
+            - the guests' work, which stays: their exposed time beyond the launch cost measured in this trace, longer
+              by the ratio of threads where the host has fewer than the guest (a chain chooses its own)
             - a host that fills the device loses one resident block per multiprocessor to the registers of its new
               epilogue: k resident blocks become k - 1, so the host takes k / (k - 1) as long
             - overlap that is lost: the part of the next launch's duration that ran beside the guests
@@ -35,7 +36,7 @@ from census.activity import family_name
 THREADS_PER_SM, REGISTERS_PER_SM, BLOCKS_PER_SM = 2048, 65536, 32
 _LEAST = 4  # instances per step; fewer are no chain that repeats per layer
 _SMALL = (ELEMENTWISE, ROPE, STORE)
-BESIDE, AGAIN = "matmuls side by side", "the same again"
+BESIDE, AGAIN, CHAIN = "matmuls side by side", "the same again", "chain of small kernels"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     Rule("scale in the norm", (NORM,), (ELEMENTWISE,)),
     Rule("sum before the norm", (NORM,), (ELEMENTWISE,), after=False),
     Rule("producer writes the quantized row", (NORM, ELEMENTWISE, ATTENTION), (QUANTIZE,)),
-    Rule("chain of small kernels", _SMALL, _SMALL),
+    Rule(CHAIN, _SMALL, _SMALL),
     Rule(BESIDE, (MATMUL,), (MATMUL,)),
 )
 
@@ -215,9 +216,20 @@ def _parts(step: Step, what: str, found: list[Instance]) -> _Parts:
         return _Parts(cost, sum(g.cost_us for g in guests), 0.0, 0.0, lost)
     if what == BESIDE:  # the bytes are still read: what goes is what the smaller ones lose against the best rate
         return _Parts(cost, *_beside_parts(step, found), 0.0, lost)
-    stays = sum(max(0.0, g.exposed_us - cost) for g in guests)
+    own = what == CHAIN
+    stays = sum(_work(step.launches[g], cost) * (1.0 if own else _rounds(step.launches[i.host], step.launches[g]))
+                for i in found for g in i.guests)
     squeezed = sum(_squeezed(step, step.launches[i.host]) for i in found)
     return _Parts(cost, sum(g.cost_us for g in guests), stays, squeezed, lost)
+
+
+def _work(guest: Launch, cost: float) -> float:
+    return max(0.0, guest.exposed_us - cost)
+
+
+def _rounds(host: Launch, guest: Launch) -> float:
+    """How much longer a guest's work takes on its host's threads, if it is bound by them; never less."""
+    return max(1.0, guest.blocks * guest.threads / max(1, host.blocks * host.threads))
 
 
 def _beside_parts(step: Step, found: list[Instance]) -> tuple[float, float]:

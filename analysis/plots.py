@@ -133,7 +133,7 @@ def timeline(step: Step, first: int = 0, count: int = 40) -> Any:
     """Launches of a step on its time line, one lane per class of kernel, gaps left open, layers divided by lines."""
     shown = step.launches[first : first + count]
     kinds = list(dict.fromkeys(x.kind for x in shown))
-    figure, axis = plt.subplots(figsize=(11, 0.5 * len(kinds) + 1.4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 0.45 * len(kinds) + 1.4), layout="constrained")
     now, layer = 0.0, shown[0].layer if shown else None
     for x in shown:
         now += x.gap_us

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis import fusions, plots, scores, sequence, show
+from analysis import fusions, planned, plots, scores, sequence, show
 from analysis.prediction import Interval
-from census import ledger, reports
+from census import ledger, reports, timing
 from census.errors import CensusError
 from census.output import Report
 
@@ -34,7 +34,18 @@ def read(path: str) -> Run:
     """A run: a trace, or a folder with one. Raises CensusError for anything else."""
     trace = _trace(Path(path))
     step = sequence.read(trace)
-    return Run(path, ledger.of_file(trace), step, fusions.find(step))
+    return Run(path, ledger.of_file(trace), step, fusions.find(step, _plan(Path(path), step)))
+
+
+def _plan(folder: Path, step: sequence.Step) -> tuple[planned.Planned, ...] | None:
+    """The plan that `census run` kept beside its trace; None without one."""
+    facts = folder / "run.json"
+    held = timing.load_json(facts).get("plan") if facts.exists() else None
+    if not held:
+        return None
+    rows = planned.of_rows(held["launches"], str(facts))
+    planned.check(step, rows, str(facts))
+    return rows
 
 
 def _trace(path: Path) -> str:

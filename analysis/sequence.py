@@ -185,13 +185,15 @@ def launch_cost(step: Step) -> float:
     """µs that a launch costs in this trace before it does anything: the cheapest shape that recurs in a step.
 
     Launch and ramp cannot be told apart from execution in a trace; the cheapest recurring launch bounds them from
-    above. Recurring: 8 times a step or more, so that one lucky launch does not decide (any, where none recurs).
+    above. Recurring: a hundredth of the step's launches or more, twice at least, so that one lucky launch does not
+    decide (any, where none recurs).
     """
     groups: dict[tuple[str, Dim, Dim], list[float]] = {}
     for x in step.launches:
         if x.blocks:
             groups.setdefault((x.kernel, x.grid, x.block), []).append(x.exposed_us)
-    recurring = [v for v in groups.values() if len(v) >= 8] or list(groups.values())
+    least = max(2, len(step.launches) // 100)
+    recurring = [v for v in groups.values() if len(v) >= least] or list(groups.values())
     return min(sum(v) / len(v) for v in recurring)
 
 

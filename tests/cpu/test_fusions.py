@@ -76,6 +76,13 @@ def test_tracing_is_taken_off():
     assert told.point == pytest.approx(plain.point * 0.9)
 
 
+def test_work_takes_longer_on_fewer_threads():
+    """An add of 20 blocks goes into a norm of one: its 2 µs beyond the launch may take 20 times as long there."""
+    layer = [launch("rms_norm", 9), launch("add_f32", 3, grid=20), *[launch("argmax", 1)] * 2]
+    found = by_name(fusions.find(step(*layer * 4)))["add_f32 into rms_norm"].saving_us
+    assert (found.low, found.high) == pytest.approx((4 * (3 - 20 * 2), 12))
+
+
 def layers(*rows, n=4):
     """Rows (kernel, op, inputs, out) of one layer, n times, as (step, plan)."""
     made = [planned(k, op, f"{op}{i}", layer, inputs=inputs, out=out)

@@ -135,12 +135,15 @@ def test_jupyterlab_opens_the_first_notebook(browser, tmp_path):
         assert tab.request.get(f"http://127.0.0.1:{port}/api/contents").status == 403  # no token, no entry
         tab.goto(url.replace("/lab?", "/lab/tree/1_read_a_ledger.ipynb?"))
         tab.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=30_000)
+        tab.get_by_text(re.compile(r"\| Idle")).first.wait_for(timeout=30_000)  # cells run before that are lost
         tab.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
         tab.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click(timeout=10_000)
         # JupyterLab shows an SVG output as an image: drawn when it has a width of its own
         wide = "[...document.querySelectorAll('.jp-RenderedSVG img')].filter(i => i.naturalWidth > 200).length"
-        tab.wait_for_function(f"{wide} >= 2", timeout=40_000)
-        tab.screenshot(path=SCREENS / "lab.png")
+        try:
+            tab.wait_for_function(f"{wide} >= 2", timeout=30_000)
+        finally:
+            tab.screenshot(path=SCREENS / "lab.png")
         assert tab.locator(".jp-OutputArea-output table").count() >= 1
     finally:
         stop(server)
