@@ -58,6 +58,13 @@ def test_other_type_takes_its_time_per_element_or_per_byte():
     assert ends(made) == pytest.approx((8, 10, 12))
 
 
+def test_other_type_with_fewer_bytes_may_be_faster():
+    """The other way round: q6_k takes 9 µs, q4_k has two thirds of its bytes: 6 to 9, where the f32 route took 20."""
+    now = [matmul("mmvq_q6_k", 10, size=1500, name="a"), matmul("matmul_q4_k_f32", 10, name="b")]
+    made = predict(now, [now[0], matmul("mmvq_q4_k", 10, name="b")], [9, 20])
+    assert ends(made) == pytest.approx((11, 12.5, 14))
+
+
 def test_other_family_is_between_the_bandwidth_and_what_it_replaces():
     """4,000 bytes at 1 GB/s take 4 µs."""
     now = [matmul("matmul_q4_k_f32", 40)]
@@ -153,18 +160,20 @@ def test_the_table_is_one_command(capsys, tmp_path):
     assert "holds no predictions" in capsys.readouterr().err
 
 
-def test_a_window_joins_the_table(tmp_path):
-    """A window of 6 pairs at exactly 4.0 and 4.2 ms a token: a saving of 200 µs, inside [125.9, 306.3]."""
+@pytest.mark.parametrize(("b_ms", "inside"), [(4.2, True), (4.1, False), (4.4, False)])
+def test_a_window_joins_the_table(tmp_path, b_ms, inside):
+    """A window of 6 pairs at exactly 4.0 and B ms a token: a saving of 200, 100 or 400 µs against [125.9, 306.3]."""
     (tmp_path / "predictions").mkdir()
     (tmp_path / "windows").mkdir()
     shutil.copy(TRACES / "predictions" / "7b-d0-no-fuse-qkv.json", tmp_path / "predictions")
     runs = [{"pair": i, "order": "AB", "arm": arm, "value": v, "unit": "ms/token"} for i in range(6)
-            for arm, v in (("A", 4.0), ("B", 4.2))]
+            for arm, v in (("A", 4.0), ("B", b_ms))]
     file = tmp_path / "windows" / "7b-d0-no-fuse-qkv.json"
     file.write_text(json.dumps({"A": "X=0 b", "B": "X=1 b", "runs": runs, "date": "2026-11-30"}))
     (score,) = scores.of_folder(tmp_path)
-    assert score.clock_us == pytest.approx(200) and score.clock_inside and score.device_us is None
-    assert score.clock_error_pct == pytest.approx(100 * (score.point - 200) / 200)
+    saved = 1e3 * (b_ms - 4.0)
+    assert score.clock_us == pytest.approx(saved) and score.clock_inside is inside and score.device_us is None
+    assert score.clock_error_pct == pytest.approx(100 * (score.point - saved) / saved)
 
 
 def test_the_command_keeps_a_prediction(tmp_path, capsys):
