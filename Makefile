@@ -24,6 +24,7 @@ test: lint
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/figures.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
