@@ -22,10 +22,10 @@ from census.ledger import Ledger
 from minfer.cuda import dispatch
 
 
-def crossover_map(table: Table, path: Path) -> None:
+def crossover_map(table: Table) -> Any:
     """GB/s of each kernel and the winner over (id, od), a row of panels per type, the gate drawn over them.
 
-    Squares are the regular grid, circles are shapes of models. Raises CensusError when the file cannot be written.
+    Squares are the regular grid, circles are shapes of models.
     """
     types = sorted({s.type for s in table.shapes.values()})
     figure, axes = plt.subplots(len(types), 3, figsize=(15, 4.2 * len(types)), squeeze=False, layout="constrained")
@@ -34,10 +34,15 @@ def crossover_map(table: Table, path: Path) -> None:
     facts = table.facts
     figure.suptitle(f"{facts.get('device')}, {facts.get('date')}: decode matmuls in a graph, weights rotated past the "
                     f"L2; read bandwidth {facts.get('bandwidth_gbs')} GB/s")  # fmt: skip
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as its name's ending says, and close it. Raises CensusError when it cannot be written."""
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise CensusError(f"{path}: the map cannot be written ({error}); give a .png, .svg or .pdf") from None
+        raise CensusError(f"{path}: the figure cannot be written ({error}); give a .png, .svg or .pdf") from None
     finally:
         plt.close(figure)
 

@@ -59,9 +59,9 @@ def _crossover(path: Path, models: list[str], plot: Path | None) -> Report:
     table = crossover_lib.read(path)
     found, _ = headers.read(models)
     if plot is not None:
-        from analysis.plots import crossover_map  # matplotlib takes a second to load
+        from analysis import plots  # matplotlib takes a second to load
 
-        crossover_map(table, plot)
+        plots.save(plots.crossover_map(table), plot)
     return crossover_report.crossover(table, crossover_lib.losses(table, found))
 
 
