@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -121,15 +122,20 @@ def _on_processes(paths: Sequence[str], steps: str, by: str, workers: int, progr
             progress(len(outcomes), len(paths))
         return outcomes
     done: dict[str, Outcome] = {}
-    tries = dict.fromkeys(paths, 0)
+
+    def tick() -> None:
+        progress(len(done), len(paths))
+
     while left := [p for p in paths if p not in done]:
-        _round(left, tries, steps, by, workers, done, lambda: progress(len(done), len(paths)))
+        for path in _round(left, steps, by, workers, done, tick):
+            done[path] = _alone(path, steps, by)
+            tick()
     return list(done.values())
 
 
-def _round(left: list[str], tries: dict[str, int], steps: str, by: str, workers: int, done: dict[str, Outcome],
-           tick: Callable[[], None]) -> None:
-    """Read until all is read or a worker dies; a trace in a dying worker's hands has used up one try."""
+def _round(left: list[str], steps: str, by: str, workers: int, done: dict[str, Outcome],
+           tick: Callable[[], None]) -> list[str]:  # fmt: skip
+    """Read until all is read or a worker dies; then which traces were being read: one of them may be the cause."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = list(left)
         running: dict[Future[Outcome], str] = {}
@@ -143,12 +149,16 @@ def _round(left: list[str], tries: dict[str, int], steps: str, by: str, workers:
                     done[running.pop(future)] = outcome
                     tick()
         except BrokenProcessPool:
-            # Which of the running traces killed its worker cannot be known: each has used up a try.
-            for path in running.values():
-                tries[path] += 1
-                if tries[path] >= _TRIES:
-                    done[path] = Outcome(path, _host(path), None, f"{path}: its worker died {_TRIES} times; read it "
-                                         "alone, with more memory")
+            return list(running.values())
+    return []
+
+
+def _alone(path: str, steps: str, by: str) -> Outcome:
+    """A trace that was being read when a worker died, in a process of its own, where a death is its own."""
+    for _ in range(_TRIES):
+        with suppress(BrokenProcessPool), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(read_one, path, steps, by).result()
+    return Outcome(path, _host(path), None, f"{path}: its worker died {_TRIES} times; read it alone, with more memory")
 
 
 def _on_dask(paths: Sequence[str], steps: str, by: str, address: str, progress: Progress) -> list[Outcome]:
