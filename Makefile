@@ -19,8 +19,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# two workers, a file to one of them; BLAS threads of both would fight over the cores
 test: lint
-	$(BIN)/pytest
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=12
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
