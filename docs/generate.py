@@ -1,4 +1,4 @@
-"""Write docs/minfer.md and docs/census.md from the commands' own help texts: `make docs`.
+"""Write one page per command, and an index per program, from the commands' own help texts: `make docs`.
 
 A test compares the files with what this prints, so help and documentation cannot drift apart.
 """
@@ -22,17 +22,25 @@ def pages() -> dict[str, str]:
     from analysis.cli import app as census
     from minfer.cli import app as minfer
 
-    return {f"{name}.md": page(name, app) for name, app in (("minfer", minfer), ("census", census))}
+    return program("minfer", minfer) | program("census", census)
 
 
-def page(name: str, app: typer.Typer) -> str:
-    """One page: the introduction, then each command's help as the terminal shows it."""
+def program(name: str, app: typer.Typer) -> dict[str, str]:
+    """The index of a program, its introduction and a line per command, and the page of each command."""
     command: Any = typer.main.get_command(app)
     context = command.make_context(name, [], resilient_parsing=True)
+    found = {f"{path} {sub.name}": (f"{name}/{'-'.join([*path.split()[1:], sub.name])}.md", path, sub)
+             for path, sub in walk(name, command, context)}  # fmt: skip
+    lines = [f"| [{words}]({file}) | {summary(sub)} |" for words, (file, _, sub) in found.items()]
+    listed = "\n".join(["| command | what it does |", "|---|---|", *lines])
     intro = INTRO[name].format(switches=switch_table())
-    parts = [f"# {name}\n\n{command.help}\n\n{intro}\n"]
-    parts += [section(path, sub) for path, sub in walk(name, command, context)]
-    return "\n".join(parts)
+    index = f"# {name}\n\n{command.help}\n\n{listed}\n\n{intro}\n"
+    return {f"{name}.md": index} | {file: section(path, sub) for file, path, sub in found.values()}
+
+
+def summary(command: Any) -> str:
+    """The first sentence or two of a command's help, on one line."""
+    return " ".join(command.help.partition("Example: ")[0].split())
 
 
 def walk(name: str, command: Any, context: Any) -> Iterator[tuple[str, Any]]:
@@ -46,12 +54,12 @@ def walk(name: str, command: Any, context: Any) -> Iterator[tuple[str, Any]]:
 
 
 def section(name: str, command: Any) -> str:
-    """One command: its help, its example, a table of arguments and options."""
+    """One command's page: its help, its example, a table of arguments and options."""
     text, _, example = command.help.partition("Example: ")
     shown = f"\n```sh\n{example.strip()}\n```\n" if example else ""
     rows = [option(p) for p in command.params]
     table = "\n".join(["| option | what it does |", "|---|---|", *rows])
-    return f"## {name} {command.name}\n\n{text.strip()}\n{shown}\n{table}\n"
+    return f"# {name} {command.name}\n\n{text.strip()}\n{shown}\n{table}\n"
 
 
 def option(param: Any) -> str:
@@ -80,5 +88,6 @@ def stale(folder: Path) -> Iterator[str]:
 if __name__ == "__main__":
     here = Path(__file__).parent
     for page_name, page_text in pages().items():
+        (here / page_name).parent.mkdir(exist_ok=True)
         (here / page_name).write_text(page_text)
-    sys.stdout.write(f"wrote {', '.join(pages())}\n")
+    sys.stdout.write(f"wrote {len(pages())} pages\n")

@@ -42,6 +42,12 @@ def test_the_pages_say_what_the_commands_say():
     assert list(stale(ROOT / "docs")) == [], "run `make docs`"
 
 
+def test_there_is_one_page_per_command_and_none_without_one():
+    pages = {p.relative_to(ROOT / "docs").as_posix() for name in APPS for p in (ROOT / "docs" / name).glob("*.md")}
+    wanted = {f"{words.split()[0]}/{'-'.join(words.split()[1:])}.md" for name in APPS for words in commands(name)}
+    assert pages == wanted
+
+
 def test_readme_shows_the_two_make_targets_first():
     assert readme_commands()[:2] == ["make census", "make test"]
 
@@ -69,6 +75,6 @@ def test_every_command_of_the_readme_runs(tmp_path, smollm2):
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
