@@ -16,7 +16,7 @@ import xllamacpp
 class Peer:
     """One loaded model. Close it, or use it in a `with`, before loading the next: each holds its whole model."""
 
-    def __init__(self, path: Path, n_ctx: int = 1024, threads: int = 2):
+    def __init__(self, path: Path, n_ctx: int = 1024, threads: int = 1):
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx, params.n_parallel = n_ctx, 1
@@ -52,14 +52,15 @@ class Peer:
     def greedy(self, tokens: list[int], n: int, top: int = 5) -> tuple[list[int], list[dict[int, float]]]:
         """Up to `n` ids after `tokens` (fewer at an end of generation) and each step's `top` log-probabilities."""
         ids = self._complete(tokens, n)["tokens"]
-        return ids, [self._top(tokens + ids[:i], top) for i in range(len(ids))]
+        return ids, [self.top(tokens + ids[:i], top) for i in range(len(ids))]
 
     def logprobs(self, tokens: list[int], n_vocab: int) -> np.ndarray:
         """Log-probabilities of the token after `tokens`, shape (n_vocab,)."""
-        found = self._top(tokens, n_vocab)
+        found = self.top(tokens, n_vocab)
         return np.array([found[i] for i in range(n_vocab)], np.float32)
 
-    def _top(self, tokens: list[int], top: int) -> dict[int, float]:
+    def top(self, tokens: list[int], top: int) -> dict[int, float]:
+        """The `top` largest log-probabilities of the token after `tokens`, by id; a whole vocabulary takes a second."""
         # The server reports no probabilities for a token that ends inside a UTF-8 character. They are taken before
         # sampling, so a bias that forces a plain letter to be sampled leaves them as they are and makes them reported.
         step = self._complete(tokens, 1, n_probs=top, logit_bias=[[self._letter, 1e4]])["completion_probabilities"][0]
