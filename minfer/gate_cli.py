@@ -43,6 +43,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _streams(data: Mapping[str, Any], as_json: bool) -> int:
+    return _done(data, [_table(data["streams"])], as_json)
+
+
 def _sides(switch: str, device: str, kv: str | None) -> tuple[gates.Setting, gates.Setting]:
     check_switch(switch)
     place = where(device, kv)
@@ -117,8 +121,7 @@ def greedy(
     Example: minfer gate greedy smollm2-135m --switch MINFER_NO_FUSE_QKV --tokens 32
     """
     sides = _sides(switch, device, kv)
-    data = gates.streams(open_model(model), sides, range(seeds), tokens, temp=0.0, margin=margin)
-    return _done(data, [_table(data["streams"])], as_json)
+    return _streams(gates.streams(open_model(model), sides, range(seeds), tokens, temp=0.0, margin=margin), as_json)
 
 
 @app.command()
@@ -138,8 +141,7 @@ def sampled(
     Example: minfer gate sampled smollm2-135m --switch MINFER_NO_FUSE_QKV --tokens 16
     """
     sides = _sides(switch, device, kv)
-    data = gates.streams(open_model(model), sides, range(seeds), tokens, temp=temp, margin=margin)
-    return _done(data, [_table(data["streams"])], as_json)
+    return _streams(gates.streams(open_model(model), sides, range(seeds), tokens, temp=temp, margin=margin), as_json)
 
 
 @app.command()
