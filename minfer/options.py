@@ -14,10 +14,9 @@ class Options:
     kv_type: str = "f32"  # "f32" or "f16"
 
     def on(self, switch: str) -> bool:
-        """Whether what `switch` (MINFER_NO_...) would turn off is on."""
-        if switch not in switches.SWITCHES:
-            raise KeyError(switch)
-        return switch not in self.off
+        """Whether what `switch` (MINFER_NO_...) would turn off is on; what it builds on must be, too."""
+        needs = switches.SWITCHES[switch].needs
+        return switch not in self.off and (needs is None or self.on(needs))
 
 
 def from_switches(values: Mapping[str, str | None], kv_type: str) -> Options:

@@ -22,6 +22,7 @@ class Switch:
     default: str | None
     help: str
     plan: bool = False  # 1 turns off a route or fusion, and so changes the plan
+    needs: str | None = None  # what this switch turns off is off as well when that one is set
 
 
 SWITCHES: dict[str, Switch] = {

@@ -18,6 +18,16 @@ inline constexpr int THREADS = 256;  // the block of every kernel that names no 
 BODY float neg_inf() { return __int_as_float(static_cast<int>(0xff800000u)); }  // no INFINITY without <math.h>
 BODY int flat_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
+// Programmatic dependent launch (sm_90 and later; nothing before): a kernel launched so may begin while the one before
+// it in the stream still runs. Until it has called this it may read only what no kernel writes: weights. The one after
+// it may begin once every block has called, so when a kernel begins, all but the kernel right before it is complete.
+BODY void wait_for_previous() {
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 BODY float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }  // p: 16-byte aligned
 BODY void store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 BODY u32 load_u32(const void* p) { return *reinterpret_cast<const u32*>(p); }  // p: 4-byte aligned
