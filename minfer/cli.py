@@ -245,7 +245,8 @@ def synth(
     preset: Annotated[
         str,
         typer.Argument(
-            metavar="PRESET", help="Whose shapes: nano-qwen2, tiny-qwen2, qwen2-0.5b, qwen2-7b or qwen2-14b."
+            metavar="PRESET",
+            help="Whose shapes: nano-qwen2, tiny-qwen2, or qwen2-SIZE with a SIZE of 0.5b, 1.5b, 3b, 7b, 14b or 32b.",
         ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],

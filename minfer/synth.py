@@ -55,13 +55,16 @@ class Preset:
 
 
 # nano-qwen2, tiny-qwen2: q, k, v of two types on even layers and of one on odd ones; nano is for emulated kernels
-# the others: config.json of Qwen/Qwen2.5-{0.5B,7B,14B}-Instruct
+# the others: config.json of Qwen/Qwen2.5-{0.5B,1.5B,3B,7B,14B,32B}-Instruct
 PRESETS: dict[str, Preset] = {
     "nano-qwen2": Preset(2, 256, 4, 2, 256, vocab=256, context=256, wide=every_other),
     "tiny-qwen2": Preset(4, 512, 8, 2, 1536, vocab=49152, context=2048, wide=every_other),
     "qwen2-0.5b": Preset(24, 896, 14, 2, 4864, vocab=151936, context=32768, tied=True),
+    "qwen2-1.5b": Preset(28, 1536, 12, 2, 8960, vocab=151936, context=32768, tied=True),
+    "qwen2-3b": Preset(36, 2048, 16, 2, 11008, vocab=151936, context=32768, tied=True),
     "qwen2-7b": Preset(28, 3584, 28, 4, 18944, vocab=152064, context=32768),
     "qwen2-14b": Preset(48, 5120, 40, 8, 13824, vocab=152064, context=32768),
+    "qwen2-32b": Preset(64, 5120, 40, 8, 27648, vocab=152064, context=32768),
 }
 
 

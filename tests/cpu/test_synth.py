@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from census import catalogue
 from minfer.errors import UserError
 from minfer.gguf import open_gguf
 from minfer.synth import PRESETS, synth, tensors_of, weight_std
@@ -32,6 +33,23 @@ def test_14b_layout(tmp_path):
         assert len(wide) == 24 and {t.shape for t in wide} == {(5120, 1024)}
         assert sum(t.nbytes for t in model.tensors.values()) == 8_982_142_976
         assert sum(t.rows * t.shape[0] for t in model.tensors.values()) == 14_770_033_664
+
+
+# billions of parameters as each model's page says; the 7B and the 14B are compared with their files above
+PUBLISHED = {"0.5b": 0.494, "1.5b": 1.54, "3b": 3.09, "32b": 32.76}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_parameters_add_up_to_the_published_size(size, tmp_path):
+    """And every tensor is as the catalogue has it, where the rule of Q4_K_M is written a second time."""
+    synth(f"qwen2-{size}", tmp_path / "model.gguf", header_only=True)
+    with open_gguf(tmp_path / "model.gguf") as model:
+        ours = {t.name: (t.type, t.shape) for t in model.tensors.values()}
+        parameters = sum(t.rows * t.shape[0] for t in model.tensors.values())
+        assert model.metadata["qwen2.context_length"] >= 16384 + 64
+    assert parameters == pytest.approx(PUBLISHED[size] * 1e9, rel=5e-3)
+    made = catalogue.tensors(catalogue.configs()[f"qwen2.5-{size}"], "Q4_K_M")
+    assert ours == {t.name: (t.type, t.shape) for t in made}
 
 
 def test_rows_that_256_does_not_divide_fall_back():
