@@ -1,7 +1,8 @@
 """Every picture: the only place that draws. Each function takes what a report made and writes one file."""
 
 import io
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,48 @@ def intervals(rows: Sequence[tuple[str, Interval, float | None]]) -> Any:
     axis.invert_yaxis()
     axis.set(xlabel="saving, µs per step (bar: interval, circle: point, cross: measured)")
     return figure
+
+
+# --- decode speed against bytes ---------------------------------------------------------------------------------------
+
+
+def decode_curves(lines: Sequence[Mapping[str, Any]]) -> Any:
+    """Tokens/s over depth and ms over GB of a step, a colour per model, with the floors (dashed) of the same lines.
+
+    `lines` are those of benchmarks/decode_curves.py, of one device.
+    """
+    figure, (speed, cost) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    least = min(line["depth"] for line in lines)
+    for k, model in enumerate(dict.fromkeys(line["model"] for line in lines)):
+        rows = sorted((line for line in lines if line["model"] == model), key=lambda line: line["depth"])
+        look = {"color": _INK[k % 8], "marker": "osD^vP*X"[k % 8], "label": _plain(model)}
+        depths = [r["depth"] for r in rows]
+        speed.plot(depths, [r["avg_ts"] for r in rows], **look)
+        speed.plot(depths, [1e3 / r["floor_ms"] for r in rows], "--", color=look["color"], label="_floor")
+        first = [r for r in rows if r["depth"] == least]
+        cost.plot([_gb(r) for r in first], [1e3 / r["avg_ts"] for r in first], linestyle="", markersize=8, **look)
+    speed.plot([], [], "--", color="0.4", label="floor")
+    bandwidth = _floor_line(cost, [line for line in lines if line["depth"] == least])
+    speed.set(yscale="log", xlabel="depth: tokens in the KV cache before the timed steps", ylabel="tokens per second",
+              title="decode speed and its floor")
+    cost.set(xscale="log", yscale="log", xlabel="weights and KV rows that a step reads, GB", ylabel="ms per step",
+             title=f"cost and bytes at depth {least}")
+    for panel in (speed, cost):
+        panel.grid(alpha=0.3, which="both", linewidth=0.5)
+    speed.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside: curves fill the panel
+    cost.legend(fontsize=8)
+    figure.supxlabel(f"{lines[0]['device']}, {min(line['date'] for line in lines)[:10]}; floor = bytes that the plan "
+                     f"reads / {bandwidth:,.0f} GB/s, the measured read bandwidth", fontsize=9)
+    return figure
+
+
+def _gb(line: Mapping[str, Any]) -> float:
+    return float(line["weight_bytes"] + line["kv_bytes"]) / 1e9
+
+
+def _floor_line(panel: Any, lines: Sequence[Mapping[str, Any]]) -> float:
+    """GB / bandwidth from the smallest to the largest step; the bandwidth, the middle one where runs were joined."""
+    bandwidth = statistics.median(line["bandwidth_gbs"] for line in lines)
+    ends = [min(map(_gb, lines)), max(map(_gb, lines))]
+    panel.plot(ends, [1e3 * gb / bandwidth for gb in ends], "--", color="0.4", label=f"floor at {bandwidth:,.0f} GB/s")
+    return float(bandwidth)
