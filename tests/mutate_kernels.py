@@ -50,7 +50,7 @@ MUTATIONS = (
              "    if (i < n) out[i] = swiglu(gate[i], up[i]);\n    __syncthreads();",
              "    if (i >= n) return;\n    out[i] = swiglu(gate[i], up[i]);\n    __syncthreads();"),
     Mutation("a scale off by one block", KERNELS + "mmvq.cu", "Q::scales(block, p % parts)",
-             "Q::scales(block + Q::BYTES, p % parts)"),
+             "Q::scales(Q::block(row, p / parts + 1, id / Q::ELEMENTS), p % parts)"),
     Mutation("a dropped tail", KERNELS + "matmul.cu", "u < id / UNIT; u += WARP",
              "u < id / UNIT / WARP * WARP; u += WARP"),
     Mutation("a wrong KV address", KERNELS + "rope.cu", "row = static_cast<size_t>(pos[0]) * nkt;",

@@ -5,7 +5,8 @@ from collections import defaultdict
 import gguf
 import numpy as np
 
-from minfer.cuda.kernels import FOLDER, KERNELS, PADDED, Kernel
+from minfer.cuda.kernels import FOLDER, KERNELS, Kernel, row_bytes
+from minfer.cuda.weights import pack
 from minfer.emulated import emulate
 from minfer.gguf import QUANTS
 
@@ -51,13 +52,14 @@ def weights(kind: str, rows: int, id: int, rng: np.random.Generator) -> tuple[np
             blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
         stored = blocks.reshape(rows, -1)
     values = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind]).reshape(rows, id).astype(np.float32)
-    return padded(stored, kind), values
+    return packed(stored, kind, id), values
 
 
-def padded(stored: np.ndarray, kind: str) -> np.ndarray:
-    """Every block with zeros behind it, up to its size on the device."""
-    blocks = stored.reshape(-1, QUANTS[kind].nbytes)
-    return np.pad(blocks, ((0, 0), (0, PADDED[kind] - QUANTS[kind].nbytes))).reshape(-1)
+def packed(stored: np.ndarray, kind: str, id: int) -> np.ndarray:
+    """Stored rows (rows, bytes) in their form on the device."""
+    out = np.full(len(stored) * row_bytes(kind, id), 0xA5, np.uint8)
+    pack(stored, out, kind, id)
+    return out
 
 
 def blocks(n: int, per: int) -> int:

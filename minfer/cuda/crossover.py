@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 
 from minfer.cuda import dispatch
-from minfer.cuda.kernels import KERNELS, PADDED, ROWS_PER_BLOCK
+from minfer.cuda.kernels import KERNELS, ROWS_PER_BLOCK, row_bytes
 from minfer.errors import UserError
 from minfer.gguf import QUANTS
 
@@ -30,12 +30,12 @@ LEAST_LAUNCHES = 8  # of a graph: large matrices go round several times, the gra
 ROUNDS = 9
 ROWS_CHECKED = 16
 TOLERANCE = 1e-5  # of the sum of |weight · activation|: float32 sums in any order stay within it
-TILE_BLOCKS = 1 << 16  # random blocks, repeated over the weights
+TILE_BLOCKS = 1 << 16  # random blocks as stored; whole rows of them are repeated over the weights
 ALIGN = 256
 CATALOGUED = Path(__file__).with_name("crossover_shapes.csv")
 DEFAULT_OD = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
 DEFAULT_ID = (1024, 1536, 2048, 3072, 4096, 5120, 8192, 14336, 18944)
-# type -> where the f16 scales of a block are; its other bits may be anything
+# type -> where the f16 scales of a stored block are; its other bits may be anything
 SCALES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,),
@@ -58,12 +58,12 @@ class Shape:
     @property
     def nbytes(self) -> int:
         """Bytes on the device: what a launch reads."""
-        return self.od * self.id // QUANTS[self.type].elements * PADDED[self.type]
+        return self.od * row_bytes(self.type, self.id)
 
     @property
     def stride(self) -> int:
-        """Bytes from a copy to the next: whole blocks, aligned."""
-        unit = math.lcm(PADDED[self.type], ALIGN)
+        """Bytes from a copy to the next: whole rows, aligned."""
+        unit = math.lcm(row_bytes(self.type, self.id), ALIGN)
         return -(-self.nbytes // unit) * unit
 
     def copies(self, l2_bytes: int) -> int:
@@ -89,8 +89,8 @@ class Machine(Protocol):
 
     facts: dict[str, Any]  # device, l2_bytes, bandwidth_gbs, versions
 
-    def load(self, kind: str, tile: np.ndarray, nbytes: int) -> None:
-        """Weights of one type from now on: `tile` again and again, `nbytes` in all."""
+    def load(self, shape: Shape, rows: np.ndarray, nbytes: int) -> None:
+        """Weights of the shape's type from now on: these stored rows again and again, as they lie on the device."""
 
     def fits(self, nbytes: int) -> bool:
         """Whether so many bytes of weights have room."""
@@ -134,22 +134,25 @@ def plan(kinds: Sequence[str], ods: Iterable[int], ids: Iterable[int], real: Ite
 
 
 def tile(kind: str, seed: int) -> np.ndarray:
-    """Random blocks of a type as on the device, their scales small and finite."""
-    rng, stored = np.random.default_rng(seed), QUANTS[kind].nbytes
-    blocks = rng.integers(0, 256, (TILE_BLOCKS, PADDED[kind]), dtype=np.uint8)
+    """Random stored blocks of a type, their scales small and finite."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (TILE_BLOCKS, QUANTS[kind].nbytes), dtype=np.uint8)
     for at in SCALES[kind]:
         scales = rng.uniform(0.001, 0.01, TILE_BLOCKS).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-    blocks[:, stored:] = 0
     return blocks
 
 
-def rows_of(blocks: np.ndarray, shape: Shape, rows: Sequence[int]) -> np.ndarray:
-    """The first copy's weights in these rows, as float64."""
+def whole_rows(blocks: np.ndarray, shape: Shape) -> np.ndarray:
+    """The blocks as stored rows of a shape (rows, bytes), at least one."""
     per_row = shape.id // QUANTS[shape.type].elements
-    at = (np.asarray(rows)[:, None] * per_row + np.arange(per_row)) % len(blocks)
-    stored = blocks[at.reshape(-1), : QUANTS[shape.type].nbytes].reshape(len(rows), -1)
-    found = gguf.quants.dequantize(np.ascontiguousarray(stored), gguf.GGMLQuantizationType(QUANTS[shape.type].id))
+    return np.resize(blocks, (max(1, len(blocks) // per_row), per_row * QUANTS[shape.type].nbytes))
+
+
+def rows_of(stored: np.ndarray, shape: Shape, rows: Sequence[int]) -> np.ndarray:
+    """The first copy's weights in these rows, as float64."""
+    chosen = stored[np.asarray(rows) % len(stored)]
+    found = gguf.quants.dequantize(chosen, gguf.GGMLQuantizationType(QUANTS[shape.type].id))
     return np.asarray(found, np.float64)
 
 
@@ -160,12 +163,12 @@ def plane_values(plane: np.ndarray) -> np.ndarray:
     return np.asarray((d * blocks[:, 4:36].copy().view(np.int8)).reshape(-1))
 
 
-def measure(machine: Machine, shape: Shape, blocks: np.ndarray, seed: int) -> list[dict[str, Any]]:
+def measure(machine: Machine, shape: Shape, stored: np.ndarray, seed: int) -> list[dict[str, Any]]:
     """Check, then time, every kernel on one shape: a table line each. A kernel that is wrong has an error, no time."""
     rng = np.random.default_rng([seed, shape.od, shape.id])
     x = rng.standard_normal(shape.id).astype(np.float32)
     rows = sorted({0, shape.od - 1, *map(int, rng.integers(0, shape.od, ROWS_CHECKED))})
-    weights = rows_of(blocks, shape, rows)
+    weights = rows_of(stored, shape, rows)
     calls = {k: Call(k, shape, machine.quantize(x) if KERNELS[k].family == "mmvq" else x) for k in variants(shape.type)}
     errors = {k: error(machine.run(call), rows, weights, call.source) for k, call in calls.items()}
     right = {k: call for k, call in calls.items() if errors[k] <= TOLERANCE}
@@ -219,11 +222,12 @@ def line(machine: Machine, shape: Shape, kernel: str, wrong: float, times: list[
 
 
 class Session:
-    """Shapes on a machine: weights of a type are loaded when its first shape comes, tiles made once."""
+    """Shapes on a machine: a type's tile is made once, its weights are loaded for each length of a row."""
 
     def __init__(self, machine: Machine, shapes: Sequence[Shape], seed: int) -> None:
         self.machine, self.seed = machine, seed
         self.tiles: dict[str, np.ndarray] = {}
+        self.loaded: dict[str, int] = {}  # type -> row length that its weights on the machine have
         l2 = machine.facts["l2_bytes"]
         self.needs = {kind: max(s.copies(l2) * s.stride for s in group) for kind, group in by_type(shapes).items()}
         self.shapes = list(shapes)
@@ -236,8 +240,11 @@ class Session:
                 raise UserError(f"{kind} needs {self.needs[kind] / 1e9:.1f} GB, more than is free: give fewer --types "
                                 "at a time, or --no-models")  # fmt: skip
             self.tiles[kind] = tile(kind, self.seed)
-            self.machine.load(kind, self.tiles[kind], self.needs[kind])
-        return measure(self.machine, shape, self.tiles[kind], self.seed)
+        stored = whole_rows(self.tiles[kind], shape)
+        if self.loaded.get(kind) != shape.id:
+            self.machine.load(shape, stored, self.needs[kind])
+            self.loaded[kind] = shape.id
+        return measure(self.machine, shape, stored, self.seed)
 
 
 def by_type(shapes: Iterable[Shape]) -> dict[str, list[Shape]]:

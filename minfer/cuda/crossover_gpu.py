@@ -7,8 +7,9 @@ import numpy as np
 
 from minfer.cuda import cupy_module
 from minfer.cuda.bandwidth import measure_bandwidth
-from minfer.cuda.crossover import Call
-from minfer.cuda.kernels import KERNELS, OPTIONS, source
+from minfer.cuda.crossover import Call, Shape
+from minfer.cuda.kernels import KERNELS, OPTIONS, row_bytes, source
+from minfer.cuda.weights import pack
 
 POISON = 0xFF  # NaN as f32
 SPARE = 1 << 30  # bytes of memory left free
@@ -33,15 +34,17 @@ class Gpu:
         """Whether so many bytes have room beside the other types'."""
         return bool(nbytes + SPARE <= self.cp.cuda.runtime.memGetInfo()[0])
 
-    def load(self, kind: str, tile: np.ndarray, nbytes: int) -> None:
-        """Weights of one type: the tile again and again."""
-        flat = self.cp.asarray(tile.reshape(-1))
+    def load(self, shape: Shape, rows: np.ndarray, nbytes: int) -> None:
+        """Weights of one type: these stored rows again and again, as they lie on the device."""
+        self.pools.pop(shape.type, None)  # its memory is free for the new one
+        flat = self.cp.empty(len(rows) * row_bytes(shape.type, shape.id), np.uint8)
+        pack(self.cp.asarray(rows), flat, shape.type, shape.id)
         pool = self.cp.empty(nbytes, np.uint8)
         for at in range(0, nbytes, flat.nbytes):
             part = pool[at : at + flat.nbytes]
             part[...] = flat[: part.nbytes]
         self.cp.cuda.Device().synchronize()
-        self.pools[kind] = pool
+        self.pools[shape.type] = pool
 
     def quantize(self, x: np.ndarray) -> np.ndarray:
         """The plane that the standalone kernel makes of one row."""

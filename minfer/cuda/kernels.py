@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from minfer.gguf import QUANTS, SUPPORTED
+
 FOLDER = Path(__file__).with_name("kernels")
 OPTIONS = ("--std=c++17",)  # no fast math: a kernel's bits are what its source says
 
-# type -> bytes of one block on the device: as stored, padded at the end to a multiple of 4
+# type -> bytes of one block on the device: as stored, padded at the end to a multiple of 4. Q6_K: see row_bytes
 PADDED: dict[str, int] = {
     "F32": 4,
     "F16": 2,
@@ -29,7 +31,6 @@ PADDED: dict[str, int] = {
     "Q8_0": 36,
     "Q4_K": 144,
     "Q5_K": 176,
-    "Q6_K": 212,
 }
 Q8_FORM = ("Q8_0", "Q4_K", "Q5_K", "Q6_K")  # types with a matmul on q8 activations
 KV_TYPES = ("f32", "f16")
@@ -76,7 +77,7 @@ class Kernel:
 
 
 def _rows() -> list[Kernel]:
-    every, on_q8 = [t.lower() for t in PADDED], [t.lower() for t in Q8_FORM]
+    every, on_q8 = [t.lower() for t in SUPPORTED], [t.lower() for t in Q8_FORM]
     kv, styles = KV_TYPES, ("neox", "interleaved")
     rope = "i:cols i:head_dim i:n_rot f:base f:scale"
     flat, by_token = "n / 256", "cols / 256, nt"
@@ -132,6 +133,17 @@ def _each(name: str, types: tuple[str, ...] | list[str], file: str, args: str, g
 
 
 KERNELS: dict[str, Kernel] = {k.name: k for k in _rows()}
+
+
+def row_bytes(kind: str, id: int) -> int:
+    """Bytes of a row of `id` weights on the device; a matrix is its rows one after another.
+
+    Q6_K: four planes of the row (quants.cuh), of 128, 64, 16 and 2 bytes a superblock, padded to a multiple of 16.
+    """
+    blocks = id // QUANTS[kind].elements
+    if kind == "Q6_K":
+        return 208 * blocks + -(-2 * blocks // 16) * 16
+    return blocks * PADDED[kind]
 
 
 def partial_floats(n_head: int, head_dim: int, splits: int) -> int:

@@ -14,17 +14,17 @@ from minfer.cuda.kernels import (
     BLOCK,
     KERNELS,
     MAX_HEAD_DIM,
-    PADDED,
     ROWS_PER_BLOCK,
     UNIT,
     argmax_aux_bytes,
     partial_floats,
+    row_bytes,
 )
 from minfer.errors import UserError
 from minfer.fusions import activation_cache, fuse, positions
 from minfer.fusions.activation_cache import ActivationCache, Key
 from minfer.fusions.positions import PositionsMemo
-from minfer.gguf import QUANTS, Tensor
+from minfer.gguf import Tensor
 from minfer.graph import Graph, Node
 from minfer.memory import Memory
 from minfer.ops import F32, OPS, Cost, Kv
@@ -63,9 +63,8 @@ class CudaLowering:
 
 
 def resident_bytes(tensor: Tensor) -> int:
-    """Bytes of a weight on the device: every block padded to a multiple of four."""
-    blocks = tensor.rows * tensor.shape[0] // QUANTS[tensor.type].elements
-    return blocks * PADDED[tensor.type]
+    """Bytes of a weight on the device."""
+    return tensor.rows * row_bytes(tensor.type, tensor.shape[0])
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minfer.cuda.kernels import KERNELS, PADDED, ROWS_PER_BLOCK
+from minfer.cuda.kernels import KERNELS, ROWS_PER_BLOCK, row_bytes
+from minfer.cuda.weights import pack
 from minfer.gguf import QUANTS
 
 Array = np.ndarray
@@ -119,14 +120,14 @@ def concat_rows(run: Runner, s: Shape, rng: np.random.Generator) -> Iterator[Pai
 
 
 def _weights(rng: np.random.Generator, kind: str, od: int, id: int) -> Array:
-    """Random blocks in the padded form, their f16 scales kept small and finite."""
-    stored, padded = QUANTS[kind].nbytes, PADDED[kind]
-    blocks = rng.integers(0, 256, (od * id // QUANTS[kind].elements, padded), dtype=np.uint8)
-    for at in {"Q4_K": (0, 2), "Q6_K": (stored - 2,)}[kind]:
-        blocks[:, at : at + 2] = np.frombuffer(rng.uniform(0.001, 0.01, len(blocks)).astype("<f2").tobytes(), np.uint8
-                                               ).reshape(-1, 2)  # fmt: skip
-    blocks[:, stored:] = 0
-    return blocks.reshape(-1)
+    """Random rows in their form on the device, their f16 scales kept small and finite."""
+    blocks = rng.integers(0, 256, (od * id // QUANTS[kind].elements, QUANTS[kind].nbytes), dtype=np.uint8)
+    for at in {"Q4_K": (0, 2), "Q6_K": (208,)}[kind]:
+        scales = rng.uniform(0.001, 0.01, len(blocks)).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    out = np.empty(od * row_bytes(kind, id), np.uint8)
+    pack(blocks, out, kind, id)
+    return out
 
 
 def _matmul(run: Runner, kernel: str, w: Array, source: Array, id: int, od: int) -> Array:

@@ -1,22 +1,22 @@
-"""Weights from the mapped file to the device: through pinned staging, padded there to four-byte blocks."""
+"""Weights from the mapped file to the device: through pinned staging, brought there into their form (weights.py)."""
 
 from typing import Any
 
 import numpy as np
 
 from minfer.cuda.cupy_module import pinned
-from minfer.cuda.kernels import PADDED
+from minfer.cuda.kernels import row_bytes
 from minfer.cuda.lowering import resident_bytes
-from minfer.cuda.weights import group_bytes, groups, pad, place
+from minfer.cuda.weights import as_stored, group_bytes, groups, pack, place
 from minfer.errors import UserError
-from minfer.gguf import GGUF, QUANTS, Tensor
+from minfer.gguf import GGUF, Tensor
 from minfer.progress import Progress
 
 STAGE = 64 << 20  # bytes of each of two staging buffers
 
 
 def upload_weights(cp: Any, gguf: GGUF, progress: Progress | None) -> dict[str, Any]:
-    """Tensor name -> uint8 device array of its padded blocks. Raises UserError when they do not fit."""
+    """Tensor name -> uint8 device array of its rows (weights.py). Raises UserError when they do not fit."""
     allocations = groups(gguf)
     total = sum(resident_bytes(t) for group in allocations for t in group)
     free, size = cp.cuda.runtime.memGetInfo()
@@ -30,7 +30,7 @@ def upload_weights(cp: Any, gguf: GGUF, progress: Progress | None) -> dict[str, 
     for group in allocations:
         found |= place(cp.empty(group_bytes(group), np.uint8), group)
         for tensor in group:
-            stage.send(gguf.raw(tensor).reshape(-1), found[tensor.name], tensor)
+            stage.send(gguf.raw(tensor), found[tensor.name], tensor)
             done += resident_bytes(tensor)
             if progress is not None:
                 progress(done, total)
@@ -48,18 +48,18 @@ class _Stage:
         self.turn = 0
 
     def send(self, raw: np.ndarray, target: Any, tensor: Tensor) -> None:
-        """Copy stored blocks to `target`, padding each one there."""
-        stored, padded = QUANTS[tensor.type].nbytes, PADDED[tensor.type]
-        step = STAGE // stored * stored
-        for first in range(0, len(raw), step):
-            part = raw[first : first + step]
-            out = target[first // stored * padded :][: len(part) // stored * padded]
-            if padded == stored:
+        """Copy stored rows (rows, row_nbytes) to `target`, bringing them there into their form on the device."""
+        stored, resident = tensor.row_nbytes, row_bytes(tensor.type, tensor.shape[0])
+        step = STAGE // stored
+        for first in range(0, tensor.rows, step):
+            part = raw[first : first + step].reshape(-1)
+            out = target[first * resident : (first + step) * resident]
+            if as_stored(tensor.type):
                 self._copy(part, out)
             else:
                 packed = self.cp.empty(len(part), np.uint8)
                 self._copy(part, packed)
-                pad(packed, out, tensor.type)
+                pack(packed, out, tensor.type, tensor.shape[0])
 
     def _copy(self, part: np.ndarray, target: Any) -> None:
         host, sent = self.host[self.turn], self.sent[self.turn]

@@ -15,7 +15,7 @@ from minfer.cpu.backend import check_memory, cpu_name
 from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
 from minfer.cuda.kernels import FOLDER, KERNELS
 from minfer.cuda.lowering import CudaLowering, resident_bytes
-from minfer.cuda.weights import group_bytes, groups, pad, place
+from minfer.cuda.weights import group_bytes, groups, pack, place
 from minfer.emulated import build, emulate
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -92,7 +92,7 @@ def _load(gguf: GGUF, progress: Progress | None) -> dict[str, Any]:
     for group in allocations:
         found |= place(_poisoned(group_bytes(group)), group)
         for tensor in group:
-            pad(gguf.raw(tensor).reshape(-1), found[tensor.name], tensor.type)
+            pack(gguf.raw(tensor), found[tensor.name], tensor.type, tensor.shape[0])
             done += resident_bytes(tensor)
             if progress is not None:
                 progress(done, total)

@@ -20,6 +20,7 @@ from minfer.cuda import crossover_table as tables
 from minfer.cuda import dispatch
 from minfer.cuda.crossover import Shape
 from minfer.errors import UserError
+from on_cpu import packed
 
 L2 = 20_000
 CROSSING = 100_000  # elements from where the fake machine's mmvq is the faster one
@@ -37,8 +38,8 @@ class Emulated:
     def fits(self, nbytes):
         return nbytes < 1 << 30
 
-    def load(self, kind, tile, nbytes):
-        self.pools[kind] = np.resize(tile.reshape(-1), nbytes)
+    def load(self, shape, rows, nbytes):
+        self.pools[shape.type] = np.resize(packed(rows, shape.type, shape.id), nbytes)
 
     def quantize(self, x):
         plane = np.zeros(x.size // 32 * 40, np.uint8)
@@ -83,7 +84,7 @@ def test_figures_of_a_line(lines):
     _, rows = lines
     row = rows[3]  # matmul_q6_k_f32, 130x1024: 10 µs, spread 0.1
     assert (row["us"], row["us_min"], row["us_max"], row["rounds"]) == pytest.approx((10, 9.9, 10.1, cross.ROUNDS))
-    assert row["bytes"] == 130 * 4 * 212  # padded blocks of 256
+    assert row["bytes"] == 130 * (4 * 208 + 16)  # rows of 4 superblocks
     assert row["gbs"] == 11.0 and row["share"] == 0.011  # 110,240 bytes in 10 µs, of 1000 GB/s
 
 
@@ -137,7 +138,7 @@ def test_the_gpus_side_on_a_stand_in(monkeypatch):
     monkeypatch.setattr(crossover_gpu.cupy_module, "load", lambda: fake)
     monkeypatch.setattr(crossover_gpu.cupy_module, "function", fake.function)
     monkeypatch.setattr(crossover_gpu, "measure_bandwidth", lambda: 100.0)
-    shape = Shape("Q6_K", 9, 512)  # 3816 bytes: 3 · 4096 / 3816 + 1 = 4 copies, twice round for 8 launches
+    shape = Shape("Q6_K", 9, 512)  # 3888 bytes: 3 · 4096 / 3888 + 1 = 4 copies, twice round for 8 launches
     rows = cross.Session(crossover_gpu.Gpu(), [shape], seed=1).measure(shape)
     assert [(r["kernel"], r["checked"], r["us"]) for r in rows] == [
         ("mmvq_q6_k", True, 1.0), ("matmul_q6_k_f32", True, 1.0)]  # fmt: skip

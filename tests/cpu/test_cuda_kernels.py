@@ -8,7 +8,8 @@ why they are what they are; "exact" means equal bits.
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KERNELS, KV_TYPES, PADDED, Q8_FORM, argmax_aux_bytes, partial_floats
+from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, partial_floats
+from minfer.gguf import SUPPORTED
 from on_cpu import LAUNCHED, blocks, launch, q8_plane, q8_values, weights
 
 RNG = np.random.default_rng(4)
@@ -32,7 +33,7 @@ def id_of(kind, n):
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
-EACH = pytest.mark.parametrize("kind", PADDED)
+EACH = pytest.mark.parametrize("kind", SUPPORTED)
 
 
 @EACH

@@ -16,7 +16,7 @@ BODY void matmul_row(const u8* __restrict__ w, const float* __restrict__ x, floa
     const u8* weights = weight_row<Q>(w, row, id);
     float sum[NT] = {};
     for (int u = lane; u < id / UNIT; u += WARP) {
-        const Unit q = row_unit<Q>(weights, u);
+        const Unit q = row_unit<Q>(weights, u, id);
         const float* from = x + unit_first<Q>(u);
 #pragma unroll
         for (int t = 0; t < NT; t++) {

@@ -3,10 +3,10 @@
 #include "q8.cuh"
 #include "quants.cuh"
 
-// The 32 weights of part p (counted from the start of the row): two runs of 16, at e and e + PAIR.
-template <class Q> BODY float dot_part(const u8* row, const u8* plane, int p) {
+// The 32 weights of part p (counted from the start of a row of id): two runs of 16, at e and e + PAIR.
+template <class Q> BODY float dot_part(const u8* row, const u8* plane, int p, int id) {
     constexpr int parts = Q::ELEMENTS / PART;
-    const u8* block = row + static_cast<size_t>(p / parts) * Q::BYTES;
+    const auto block = Q::block(row, p / parts, id / Q::ELEMENTS);
     const int e = unit_first<Q>(4 * p), word = e % Q8_VALUES / 4;
     const u8* x_lo = plane + static_cast<size_t>(e / Q8_VALUES) * Q8_BYTES;
     const u8* x_hi = plane + static_cast<size_t>((e + Q::PAIR) / Q8_VALUES) * Q8_BYTES;
@@ -31,7 +31,7 @@ template <class Q> BODY void mmvq_row(const u8* __restrict__ w, const u8* __rest
     __shared__ float s_sum[THREADS / WARP];
     const u8* row = weight_row<Q>(w, blockIdx.x, id);
     float sum = 0.0f;
-    for (int p = threadIdx.x; p < id / PART; p += THREADS) sum += dot_part<Q>(row, plane, p);
+    for (int p = threadIdx.x; p < id / PART; p += THREADS) sum += dot_part<Q>(row, plane, p, id);
     sum = block_sum(sum, s_sum);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }

@@ -5,7 +5,7 @@
 template <class Q> BODY void embed_row(const u8* table, const int* ids, float* out, int id) {
     const int u = flat_index();
     if (u >= id / UNIT) return;
-    const Unit w = row_unit<Q>(weight_row<Q>(table, ids[blockIdx.y], id), u);
+    const Unit w = row_unit<Q>(weight_row<Q>(table, ids[blockIdx.y], id), u, id);
     float* to = out + static_cast<size_t>(blockIdx.y) * id + unit_first<Q>(u);
     store4(to, w.lo);
     store4(to + Q::PAIR, w.hi);
@@ -23,7 +23,7 @@ template <class Q, class T> BODY void dequant(const u8* w, T* out, int id, int r
     const u32 units = id / UNIT, i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= rows * units) return;
     const int row = static_cast<int>(i / units), u = static_cast<int>(i % units);
-    const Unit weights = row_unit<Q>(weight_row<Q>(w, row, id), u);
+    const Unit weights = row_unit<Q>(weight_row<Q>(w, row, id), u, id);
     T* to = out + static_cast<size_t>(row) * id + unit_first<Q>(u);
     store4(to, weights.lo);
     store4(to + Q::PAIR, weights.hi);
