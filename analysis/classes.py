@@ -23,7 +23,7 @@ TABLE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (QUANTIZE, r"quantize|quant_pad|q8_1|scaled_fp8_quant"),
         (CONVERT, r"bits_to_i32|convert|(?<!b)cast|copy_kernel|cpy"),
         (ELEMENTWISE, r"bin_bcast|add_|(?<![a-z])add|bias|gated|act_and_mul|elementwise|(?<![a-z])mul"),
-        (OTHER, r"argmax|embed|get_rows|gather|index|sampl|topk|reduce|fill|memset|memcpy"),
+        (OTHER, r"argmax|next_token|embed|get_rows|gather|index|sampl|topk|reduce|fill|memset|memcpy"),
     )
 )
 

@@ -42,12 +42,13 @@ def picture(figure: Any) -> Any:
     return SVG(plots.svg(figure))
 
 
-def minfer_plan(model: str, depth: int, switch: str | None = None) -> tuple[Planned, ...]:
-    """The plan of a step of minfer on cuda: MODEL is a preset of `minfer synth`, of which only a header is written.
+def minfer_plan(model: str, depth: int, *switches: str) -> tuple[Planned, ...]:
+    """The plan of a step of minfer on cuda with these switches set.
 
+    MODEL is a preset of `minfer synth`, of which only a header is written.
     Raises CensusError with minfer's own line where it refuses.
     """
-    env = os.environ | ({switch: "1"} if switch else {})
+    env = os.environ | dict.fromkeys(switches, "1")
     with tempfile.TemporaryDirectory() as folder:
         header = str(Path(folder) / "model.gguf")
         _minfer(["synth", model, header, "--header-only"], env)

@@ -19,6 +19,7 @@ from typing import Any
 from analysis import landing, planned, prediction, sequence, show
 from analysis.planned import Planned
 
+STREAM = "2026-11-30"  # a recording from before this day is of a plan under MINFER_NO_STREAM
 BANDWIDTH = 4430.0  # GB/s: pure read stream measured on the H200 of the recordings, 2026-11-29
 
 
@@ -41,7 +42,7 @@ def predict(traces: Path, folder: Path, entry: dict[str, Any]) -> None:
         return
     node, graph = (traces / f"{stem}-{mode}.sqlite.gz" for mode in ("node", "graph"))
     step = sequence.read(str(node))
-    now, then = (plan(folder, entry["model"], entry["depth"], switch) for switch in (entry["switch"], None))
+    now, then = (plan(folder, entry, switch) for switch in (entry["switch"], None))
     planned.check(step, now, stem)
     made = landing.predict(step, now, then, bandwidth_gbs=BANDWIDTH, true=landing.recorded(str(graph)))
     files = {f.name: sequence.digest(str(f)) for f in (node, graph)}
@@ -51,14 +52,20 @@ def predict(traces: Path, folder: Path, entry: dict[str, Any]) -> None:
     sys.stderr.write(f"{out}: {data['saving_us']}\n")
 
 
-def plan(folder: Path, model: str, depth: int, switch: str | None) -> tuple[Planned, ...]:
-    """The plan of a step on cuda, from a header alone; minfer is a child process as everywhere."""
+def plan(folder: Path, entry: dict[str, Any], switch: str | None) -> tuple[Planned, ...]:
+    """The plan of a recording's step on cuda with this switch set, from a header alone; minfer is a child process."""
+    model = entry["model"]
     header = folder / f"{model}.gguf"
     if not header.exists():
         _minfer("synth", f"qwen2-{model}", str(header), "--header-only")
-    said = _minfer("plan", str(header), "-d", str(depth), "--device", "cuda", "--json",
-                   env={switch: "1"} if switch else {})
-    return planned.of_rows(json.loads(said)["launches"], f"{model} at {depth}")
+    said = _minfer("plan", str(header), "-d", str(entry["depth"]), "--device", "cuda", "--json",
+                   env=setting(entry["date"], switch))
+    return planned.of_rows(json.loads(said)["launches"], f"{model} at {entry['depth']}")
+
+
+def setting(date: str, *switches: str | None) -> dict[str, str]:
+    """The environment of a plan of what was recorded on that date with these switches set."""
+    return {name: "1" for name in (*switches, "MINFER_NO_STREAM" if date < STREAM else None) if name}
 
 
 def _minfer(*args: str, env: dict[str, str] | None = None) -> str:

@@ -97,14 +97,12 @@ def run_test(engine: Engine, test: Test, reps: int, warmup: bool, tick: Callable
 
 def _once(engine: Engine, test: Test, prompt: list[int]) -> Sample:
     engine.rewind(test.n_depth)
-    token, ids = prompt[test.n_depth - 1] if test.n_depth else prompt[0], []
+    token = prompt[test.n_depth - 1] if test.n_depth else prompt[0]
     start = time.perf_counter_ns()
     if test.n_prompt:
         engine.prefill(prompt[test.n_depth :])
-    for _ in range(test.n_gen):
-        token = engine.greedy(token)
-        ids.append(token)
-    return Sample(time.perf_counter_ns() - start, tuple(ids))
+    ids = tuple(engine.greedy_run(token, test.n_gen))
+    return Sample(time.perf_counter_ns() - start, ids)
 
 
 def _tokens(engine: Engine, n: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Prefill and decode over one model: programs are built once per shape, positions are data."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from minfer.gguf import GGUF
 from minfer.instrument import Tracer, open_tracer
 from minfer.models import build_graph, load_hparams
 from minfer.models.decoder import HParams
-from minfer.plan import Device, Lowering, Plan, Program, make_plan
+from minfer.plan import Device, Lowering, Plan, Program, TokenLoop, make_plan
 from minfer.progress import Progress
 
 
@@ -75,6 +75,39 @@ class Engine:
         self._need_room(1)
         return int(self._run("decode", (token,), greedy=True).view(np.int32)[0])
 
+    def greedy_run(self, token: int, n: int) -> Iterator[int]:
+        """The n ids that as many calls of `greedy` give; where the device can, steps are launched ahead of their ids.
+
+        `position` counts the steps whose id was given. Until the iterator is at its end or closed the engine is its
+        own. Raises UserError where the context ends, after the ids that fit.
+        """
+        loop = self._program(1, True).token_loop if n else None
+        # a dump, and a log that is written between steps, need each step by itself
+        if loop is None or self.dump_folder is not None or self.tracer.log is not None:
+            for _ in range(n):
+                token = self.greedy(token)
+                yield token
+            return
+        fit = min(n, self.n_ctx - self.position)
+        self._check((token,))
+        yield from self._run_ahead(loop, token, fit)
+        if fit < n:
+            self._need_room(1)
+
+    def _run_ahead(self, loop: TokenLoop, token: int, n: int) -> Iterator[int]:
+        first, launched = self.position, 0
+        loop.start(token, first)
+        try:
+            for given in range(n):
+                while launched < min(given + 1 + loop.ahead, n):
+                    loop.launch(self.tracer, f"{self.label}decode {first + launched}")
+                    launched += 1
+                token = loop.take()
+                self.position += 1
+                yield token
+        finally:
+            loop.stop()
+
     def kv(self) -> dict[str, np.ndarray]:
         """The KV cache up to the current position: region -> f32 (rows, cols)."""
         return self.device.kv(self.position)
@@ -90,10 +123,13 @@ class Engine:
                 f"shorten the prompt or raise --ctx (the model was trained for {self.hp.n_ctx_train})"
             )
 
-    def _run(self, kind: str, tokens: Sequence[int], greedy: bool) -> np.ndarray:
+    def _check(self, tokens: Sequence[int]) -> None:
         n_vocab = self.gguf.tensors["token_embd.weight"].rows
         if bad := next((t for t in tokens if not 0 <= t < n_vocab), None):
             raise UserError(f"token id {bad} is outside the vocabulary (0 to {n_vocab - 1})")
+
+    def _run(self, kind: str, tokens: Sequence[int], greedy: bool) -> np.ndarray:
+        self._check(tokens)
         step = f"{self.label}{kind} {self.position}"
         output = self._program(len(tokens), greedy).run(self.tracer, step, tokens, self.position)
         self.position += len(tokens)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,20 +70,29 @@ def prompt_ids(tokenizer: Tokenizer, request: Request) -> list[int]:
 def _decode(
     engine: Engine, tokenizer: Tokenizer, prompt: list[int], logits: np.ndarray, n: int, how: Sampling, stream: bool
 ) -> tuple[list[int], str]:
-    rng, pieces = np.random.default_rng(how.seed), tokenizer.stream()
+    pieces = tokenizer.stream()
     ids: list[int] = []
     text: list[str] = []
-    limit = min(n, engine.n_ctx - len(prompt))
-    while len(ids) < limit:
-        token = sample(logits, prompt + ids, how, rng)
+    for token in _tokens(engine, prompt, logits, min(n, engine.n_ctx - len(prompt)), how):
         if token in tokenizer.eog:
             break
         ids.append(token)
         text.append(_show(pieces.feed(token), stream))
-        if len(ids) < limit:
-            logits = engine.decode(token)
     text.append(_show(pieces.flush() + ("\n" if stream else ""), stream))
     return ids, "".join(text)
+
+
+def _tokens(engine: Engine, prompt: list[int], logits: np.ndarray, n: int, how: Sampling) -> Iterator[int]:
+    """At most n tokens, each from the logits behind the one before; the last is not decoded."""
+    rng, ids = np.random.default_rng(how.seed), list(prompt)
+    for left in range(n, 0, -1):
+        ids.append(sample(logits, ids, how, rng))
+        yield ids[-1]
+        if how.temp == 0 and how.repeat_penalty == 1:
+            yield from engine.greedy_run(ids[-1], left - 1)
+            return
+        if left > 1:
+            logits = engine.decode(ids[-1])
 
 
 def _show(piece: str, stream: bool) -> str:

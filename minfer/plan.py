@@ -75,11 +75,43 @@ class Lowering(Protocol):
         ...
 
 
+class TokenLoop(Protocol):
+    """A greedy program whose steps need no host between them: each one chooses the token of the next.
+
+    A run is a `start`, then a `launch` per step and a `take` per token in any order that takes no token before its step
+    is launched and lets no more than `ahead` steps wait behind the one whose token is taken, then a `stop`.
+    """
+
+    @property
+    def ahead(self) -> int: ...
+
+    def start(self, token: int, position: int) -> None:
+        """Begin a run with this token at this position."""
+        ...
+
+    def launch(self, tracer: Any, step: str) -> None:
+        """One step more, its ranges named `step`, without waiting for it."""
+        ...
+
+    def take(self) -> int:
+        """The token that the oldest step not yet asked has chosen; waits until it is there."""
+        ...
+
+    def stop(self) -> None:
+        """Wait for the steps that are still running; their tokens are dropped."""
+        ...
+
+
 class Program(Protocol):
     """A plan bound to a device."""
 
     @property
     def plan(self) -> "Plan": ...
+
+    @property
+    def token_loop(self) -> TokenLoop | None:
+        """How its steps run ahead of the host; None where the host takes part in every step."""
+        ...
 
     def run(self, tracer: Any, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
         """One pass from `position` on, its ranges named `step`: logits (vocab,), or a greedy step's int32 bits (1,)."""

@@ -44,7 +44,12 @@ SWITCHES: dict[str, Switch] = {
                 ("MMVQ", "every matmul takes f32 activations"),
                 ("CUDA_GRAPH", "launch a step's kernels one by one, not as a captured graph"),
                 ("F16_PREFILL", "prompts in f32, not f16, matrix products"),
+                ("STREAM", "decode as in the reports: none of the kernels and launches that were built after them"),
             )
+        ),
+        *(
+            Switch(f"MINFER_NO_{name}", "flag", "0", f"cuda: {text}", plan=True, needs="MINFER_NO_STREAM")
+            for name, text in (("TOKEN_LOOP", "the host reads each token back and writes the next step's inputs"),)
         ),
     )
 }

@@ -1,10 +1,11 @@
-"""A stand-in for the part of CuPy that `minfer crossover` uses: arrays in host memory, kernels on the emulator.
+"""A stand-in for the part of CuPy that minfer uses: arrays in host memory, kernels on the emulator.
 
 Streams and graphs only remember calls, in order; an open capture, or a launch of a kernel first seen inside
-one, is an error as it is on a GPU.
+one, is an error as it is on a GPU. `FakeCupy` is for `minfer crossover`, `QueuedCupy` for a whole engine.
 """
 
 import ctypes
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,12 @@ class Device(np.ndarray):
     @property
     def data(self):
         return SimpleNamespace(ptr=self.ctypes.data)
+
+    def set(self, host, stream):
+        stream.do(lambda: np.copyto(self, host))
+
+    def get(self, stream, out, blocking):
+        stream.do(lambda: np.copyto(out, self))
 
 
 def _device(array):
@@ -35,8 +42,7 @@ class Graph:
 
     def launch(self, stream):
         assert self.uploaded
-        for call in self.calls:
-            call()
+        stream.do(lambda: [call() for call in self.calls])
 
 
 class FakeCupy:
@@ -56,6 +62,9 @@ class FakeCupy:
 
             def __exit__(self, *exc):
                 pass
+
+            def do(self, call):
+                call()
 
             def synchronize(self):
                 assert fake.capturing is None
@@ -85,7 +94,7 @@ class FakeCupy:
         )  # fmt: skip
 
     def get_default_memory_pool(self):
-        return SimpleNamespace(free_all_blocks=lambda: None)
+        return SimpleNamespace(free_all_blocks=lambda: None, free_bytes=lambda: 0)
 
     asarray = staticmethod(_device)
     asnumpy = staticmethod(lambda a: np.array(a))
@@ -111,12 +120,15 @@ class FakeCupy:
 
             if self.capturing is None:
                 self.loaded.add(name)
-                launch()
+                self._submit(launch)
             else:
                 assert name in self.loaded, "a kernel loads at its first launch, which a capture cannot hold"
                 self.capturing.append(launch)
 
         return call
+
+    def _submit(self, launch):
+        launch()
 
     def _arguments(self, name, args):
         if name == "quantize_pad40":
@@ -124,3 +136,56 @@ class FakeCupy:
         w, x, out, id, od = args
         source = _memory(x, id // 32 * 40) if KERNELS[name].family == "mmvq" else _memory(x, 4 * id).view(np.float32)
         return [_memory(w, self.weights_bytes(name, od, id)), source, _memory(out, 4 * od).view(np.float32), id, od]
+
+
+class QueuedCupy(FakeCupy):
+    """What a stream is given waits: it runs one by one when the stream is queried, all of it when it is waited for."""
+
+    def __init__(self, runner):
+        super().__init__(runner, None)
+        self.queue, self.held = deque(), []
+        fake = self
+
+        class Stream(self.cuda.Stream):
+            ptr = 1
+
+            def do(self, call):
+                fake.queue.append(call)
+
+            def synchronize(self):
+                super().synchronize()
+                while fake.queue:
+                    fake.queue.popleft()()
+
+        self.cuda.Stream = Stream
+        self.cuda.alloc_pinned_memory = lambda nbytes: self._hold(np.full(nbytes, 0xA5, np.uint8))
+        self.cuda.runtime.streamQuery = self._query
+
+    def empty(self, n, dtype):
+        return self._hold(FakeCupy.empty(n, dtype))
+
+    def zeros(self, n, dtype):
+        return self._hold(FakeCupy.zeros(n, dtype))
+
+    def full(self, n, value, dtype):
+        return self._hold(FakeCupy.full(n, value, dtype))
+
+    def _hold(self, array):
+        self.held.append(array)
+        return array
+
+    def _query(self, pointer):
+        if self.queue:
+            self.queue.popleft()()
+        return 600 if self.queue else 0
+
+    def _submit(self, launch):
+        self.queue.append(launch)
+
+    def _arguments(self, name, args):
+        return [self._from(int(a)) if isinstance(a, np.uint64) else a for a in args]
+
+    def _from(self, pointer):
+        """The bytes from an address to the end of its allocation."""
+        whole = next(a for a in self.held if a.ctypes.data <= pointer < a.ctypes.data + a.nbytes)
+        return np.asarray(whole).reshape(-1).view(np.uint8)[pointer - whole.ctypes.data :]

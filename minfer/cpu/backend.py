@@ -63,6 +63,7 @@ class Program:
     tokens: np.ndarray  # (nt, 1) int32
     positions: np.ndarray  # (nt, 1) int32
     output: np.ndarray  # (1, vocab) f32 logits, or (1, 1) int32 bits of a greedy step's token
+    token_loop = None
 
     def run(self, tracer: Tracer, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
         """One pass over `tokens` from `position` on, its ranges named `step`; the output row (a view)."""

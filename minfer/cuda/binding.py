@@ -48,6 +48,8 @@ def _argument(launch: Launch, word: str, weights: tuple[str, ...], buffers: Buff
         return (np.int32 if word[0] == "i" else np.float32)(args.params[word[2:]])
     if word in buffers.scratch:
         return buffers.scratch[word][: args.params.get(f"{word}_bytes")]
+    if word in buffers.inputs:
+        return buffers.inputs[word]
     if word in ("k", "v"):
         return buffers.locate(args.regions["kv".index(word)])
     if word == "out":
@@ -74,13 +76,13 @@ def scratch_needs(plan: Plan) -> dict[str, int]:
     def most(name: str) -> int:
         return max((x.args.params.get(name, 0) for x in plan.launches), default=0)
 
-    needs = {name: most(f"{name}_bytes") for name in ("q8", "partial", "aux")}
-    return needs | {"pos": 4 * plan.n_tokens}
+    needs = {name: most(f"{name}_bytes") for name in ("q8", "partial", "aux", "ring")}
+    return {name: nbytes for name, nbytes in needs.items() if nbytes} | {"pos": 4 * plan.n_tokens}
 
 
 def fresh_scratch(name: str) -> int:
-    """The byte that new scratch is filled with; argmax's counter must begin at zero."""
-    return 0 if name == "aux" else POISON
+    """The byte that new scratch is filled with; the counters of argmax and next_token must begin at zero."""
+    return 0 if name in ("aux", "ring") else POISON
 
 
 def check_q8(plan: Plan) -> None:

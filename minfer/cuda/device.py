@@ -1,7 +1,8 @@
 """One model on one GPU through CuPy: weights uploaded once, buffers allocated before capture, eager or graph replay.
 
 Everything runs on one stream and a pass synchronizes once, when its output has come back. Token and positions are
-written to device memory before a pass, so a captured graph serves every step. Scratch is shared by all programs; when
+written to device memory before a pass, so a captured graph serves every step; in a greedy run each step writes the next
+one's itself (token_loop.py). Scratch is shared by all programs; when
 it must grow it moves, the generation counts up, and a program that embeds old pointers binds and captures itself anew.
 """
 
@@ -15,6 +16,7 @@ from minfer.cuda import cupy_module, prefill
 from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
 from minfer.cuda.kernels import KERNELS, OPTIONS, source
 from minfer.cuda.lowering import KV_BYTES, CudaLowering
+from minfer.cuda.token_loop import TokenLoop
 from minfer.cuda.upload import upload_weights
 from minfer.errors import UserError
 from minfer.gguf import GGUF
@@ -81,9 +83,17 @@ class CudaDevice:
         held = self.scratch_buffers.get(name)
         if held is None or held.nbytes < nbytes:
             self._need(nbytes, f"scratch {name}")
-            held = self.scratch_buffers[name] = self.cp.full(nbytes, fresh_scratch(name), np.uint8)
+            held = self.scratch_buffers[name] = self._fresh(name, nbytes)
             self.generation += 1
         return held
+
+    def _fresh(self, name: str, nbytes: int) -> Any:
+        """New scratch; the ring lies where the host can read it while kernels run."""
+        if name != "ring":
+            return self.cp.full(nbytes, fresh_scratch(name), np.uint8)
+        ring = cupy_module.pinned(self.cp, nbytes, np.uint8)
+        ring[:] = fresh_scratch(name)
+        return ring
 
 
 @dataclass
@@ -94,6 +104,7 @@ class CudaProgram:
     plan: Plan
     buffers: Buffers = field(init=False)
     work: list[tuple[Launch, Call]] = field(init=False)
+    token_loop: TokenLoop | None = field(init=False)
     end: int = 0  # KV rows after the pass that runs now
     graph: Any = None
     runs: int = 0
@@ -107,24 +118,29 @@ class CudaProgram:
         self.staged = {name: cupy_module.pinned(cp, nt, np.int32) for name in ("tokens", "positions")}
         self.result = cupy_module.pinned(cp, out.cols, np.float32)
         self.captures = nt == 1 and device.lowering.options.on("MINFER_NO_CUDA_GRAPH")
+        self.token_loop = TokenLoop(self) if self.plan.launches[-1].kernel == "next_token" else None
 
     def run(self, tracer: Tracer, step: str, tokens: Sequence[int], position: int) -> np.ndarray:
         """One pass; the output row, valid until the next."""
         with self.device.stream as stream:
-            if self.generation != self.device.generation:
-                self._resolve()
-            self.end = position + len(tokens)
-            self.staged["tokens"][:] = tokens
-            self.staged["positions"][:] = np.arange(position, self.end)
-            for name, array in self.buffers.inputs.items():
-                array.set(self.staged[str(name)], stream=stream)
-            self._launch(tracer, step)
+            self.start(tokens, position)
+            self.launch(tracer, step)
             self.buffers.locate(self.plan.output).get(stream=stream, out=self.result, blocking=False)
             stream.synchronize()
-        self.runs += 1
         return self.result
 
-    def _launch(self, tracer: Tracer, step: str) -> None:
+    def start(self, tokens: Sequence[int], position: int) -> None:
+        """Send a pass's inputs. They are staged: the stream must be idle, and is not waited for."""
+        if self.generation != self.device.generation:
+            self._resolve()
+        self.end = position + len(tokens)
+        self.staged["tokens"][:] = tokens
+        self.staged["positions"][:] = np.arange(position, self.end)
+        for name, array in self.buffers.inputs.items():
+            array.set(self.staged[str(name)], stream=self.device.stream)
+
+    def launch(self, tracer: Tracer, step: str) -> None:
+        """A pass's kernels on the inputs that the device holds, without waiting for them."""
         if self.captures and self.runs and self.graph is None:
             self.graph = self._capture(tracer)
         if self.graph is None:
@@ -134,6 +150,7 @@ class CudaProgram:
             self.graph.launch(self.device.stream)
             tracer.pop()
             tracer.flush()
+        self.runs += 1
 
     def _capture(self, tracer: Tracer) -> Any:
         """Record one walk; the ranges open now are those that replayed kernels are attributed to."""
@@ -156,5 +173,10 @@ class CudaProgram:
         row = KERNELS[launch.kernel]
         function = cupy_module.function(self.device.cp, source(row.file), OPTIONS, launch.kernel)
         found = arguments(launch, row.args, self.buffers)
-        args = tuple(a if isinstance(a, np.generic) else np.uint64(a.data.ptr) for a in found)
+        args = tuple(a if isinstance(a, np.generic) else _address(a) for a in found)
         return lambda: function(launch.grid, launch.block, args)
+
+
+def _address(array: Any) -> np.uint64:
+    """Where a kernel finds an array: pinned host memory has the same address on the device."""
+    return np.uint64(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

@@ -6,6 +6,7 @@ includes, so `source` pastes our own includes in place.
 A kernel's `args` are its parameters in order:
   in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
   q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  argmax scratch
+  tokens      input           positions input             ring     chosen tokens, in the host's memory
   i:NAME      int32           f:NAME    float32
 """
 
@@ -51,6 +52,7 @@ BLOCK: dict[str, int] = {
     "last_row": 256,
     "matmul": 256,
     "mmvq": 256,
+    "next_token": 256,
     "quantize_pad40": 64,
     "rms_norm": 128,  # 32 gives the same bits
     "rope": 256,
@@ -61,6 +63,8 @@ BLOCK: dict[str, int] = {
 ROWS_PER_BLOCK: dict[str, int] = {"matmul": 8, "mmvq": 1}
 UNIT = 8  # weights that a thread of embed_rows or dequant writes
 MAX_HEAD_DIM = 256
+RING = 16  # entries of next_token's ring: more than the steps that a host lets run ahead of it
+RING_ENTRY = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ def _rows() -> list[Kernel]:
         *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),
         # any grid of at most 1024 blocks; aux: argmax_aux_bytes(blocks), zero before its first use
         Kernel("argmax_f32", "argmax.cu", "in0 out aux i:n", "any", "argmax"),
+        # ring: 8 · entries bytes, zero before its first use; entries is a power of two
+        Kernel("next_token", "argmax.cu", "in0 out tokens positions ring aux i:n i:entries", "any", "next_token"),
     ]  # fmt: skip
 
 
@@ -152,7 +158,7 @@ def partial_floats(n_head: int, head_dim: int, splits: int) -> int:
 
 
 def argmax_aux_bytes(blocks: int) -> int:
-    """Size of argmax's scratch: a counter, a pad, and (value, index) per block of its grid."""
+    """Size of argmax's scratch: a counter of blocks, one of tokens, and (value, index) per block of its grid."""
     return 8 + 8 * blocks
 
 

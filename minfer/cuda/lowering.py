@@ -14,6 +14,8 @@ from minfer.cuda.kernels import (
     BLOCK,
     KERNELS,
     MAX_HEAD_DIM,
+    RING,
+    RING_ENTRY,
     ROWS_PER_BLOCK,
     UNIT,
     argmax_aux_bytes,
@@ -177,8 +179,14 @@ def _last_row(walk: _Walk, node: Node) -> None:
 
 def _argmax(walk: _Walk, node: Node) -> None:
     n = walk.graph.nodes[node.inputs[0]].cols
-    args = walk.args(node, n=n, aux_bytes=argmax_aux_bytes(ARGMAX_BLOCKS))
-    walk.emit(node, "argmax_f32", (ARGMAX_BLOCKS, 1, 1), args)
+    args, grid = walk.args(node, n=n, aux_bytes=argmax_aux_bytes(ARGMAX_BLOCKS)), (ARGMAX_BLOCKS, 1, 1)
+    if not walk.options.on("MINFER_NO_TOKEN_LOOP"):
+        walk.emit(node, "argmax_f32", grid, args)
+        return
+    args = replace(args, params=dict(args.params) | {"entries": RING, "ring_bytes": RING_ENTRY * RING})
+    cost = OPS["argmax"].cost(walk.graph, node, walk.kv)
+    cost = replace(cost, read=cost.read + F32, written=cost.written + 2 * F32 + RING_ENTRY)
+    walk.emit(node, "next_token", grid, args, cost)
 
 
 # --- matmul ----------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class EmulatedProgram:
     device: EmulatedDevice
     plan: Plan
     buffers: Buffers = field(init=False)
+    token_loop = None  # nothing runs by itself here
 
     def __post_init__(self) -> None:
         device, nt = self.device, self.plan.n_tokens

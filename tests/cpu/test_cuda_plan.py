@@ -34,8 +34,11 @@ def model(tmp_path_factory):
     return open_gguf(path)
 
 
+REPORTS = frozenset({"MINFER_NO_STREAM"})  # decode as the reports have it
+
+
 def plan(model, *off, kv="f16"):
-    return plan_step(model, Where("cuda", Options(frozenset(f"MINFER_NO_{o}" for o in off), kv)), depth=0)
+    return plan_step(model, Where("cuda", Options(REPORTS | {f"MINFER_NO_{o}" for o in off}, kv)), depth=0)
 
 
 def test_fused_qkv_is_minus_312_launches(model):
@@ -74,7 +77,7 @@ def test_every_matmul_reads_the_plane_it_was_planned_on(model):
 
 def test_the_surface_names_both_arms_of_kq_mmvq(qwen2_7b_header):
     """Report 72's trap, made visible: on the 7B the switch moves the Q6_K ffn_down of 14 layers and the head."""
-    changed = surface(open_gguf(qwen2_7b_header), Where("cuda", Options(kv_type="f16")), "MINFER_NO_KQ_MMVQ")
+    changed = surface(open_gguf(qwen2_7b_header), Where("cuda", Options(REPORTS, "f16")), "MINFER_NO_KQ_MMVQ")
     rows = {r["kernel"]: (r["off"], r["on"]) for r in changed["rows"]}
     assert rows["mmvq_q6_k"] == (15, 0) and rows["matmul_q6_k_f32"] == (14, 29)
     assert changed["layers"] == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
@@ -82,6 +85,7 @@ def test_the_surface_names_both_arms_of_kq_mmvq(qwen2_7b_header):
 
 def test_surface_json_has_the_fields_that_windows_read(model, monkeypatch, capsys):
     path = model.path
+    monkeypatch.setenv("MINFER_NO_STREAM", "1")
     done = run_main(main, "minfer", ["surface", "MINFER_NO_FUSE_QKV", path, "--json"], monkeypatch, capsys)
     data = json.loads(done.out)
     assert data["switch"] == "MINFER_NO_FUSE_QKV"
@@ -92,13 +96,13 @@ def test_surface_json_has_the_fields_that_windows_read(model, monkeypatch, capsy
 
 
 def test_a_launch_per_change_of_geometry_is_a_surface_too(model):
-    changed = surface(model, Where("cuda", Options()), "MINFER_NO_WIDE_RMS")
+    changed = surface(model, Where("cuda", Options(REPORTS)), "MINFER_NO_WIDE_RMS")
     assert changed["rows"] == []
     assert {g["kernel"] for g in changed["geometry"]} == {"rms_norm_f32", "rms_norm_quant_pad40"}
 
 
 @pytest.mark.parametrize("nt", [1, 2, 16, 17, 40, 512])
-@pytest.mark.parametrize("off", [(), ("F16_PREFILL", "MMVQ")])
+@pytest.mark.parametrize("off", [(), ("F16_PREFILL", "MMVQ"), ("STREAM",)])
 def test_every_planned_kernel_exists_with_its_arguments(model, qwen2_7b_header, tmp_path, nt, off):
     options = Options(frozenset(f"MINFER_NO_{o}" for o in off), "f16")
     for gguf in (model, open_gguf(qwen2_7b_header), open_gguf(write_llama(tmp_path / "m.gguf", quant="Q4_0"))):
@@ -146,6 +150,18 @@ def test_every_gate_has_a_reason_a_date_and_known_switches():
         assert gate.reason and gate.date.count("-") == 2 and all(SWITCHES[s].plan for s in gate.switches)
 
 
+def test_the_token_loop_is_another_kernel_in_the_place_of_argmax(model):
+    """Of a greedy step only, and off with everything that the reports do not have."""
+    loop = plan_step(model, Where("cuda", Options(kv_type="f16")), 0)
+    for off in ({"MINFER_NO_TOKEN_LOOP"}, REPORTS):
+        held = plan_step(model, Where("cuda", Options(frozenset(off), "f16")), 0)
+        assert held.launches[-1].kernel == "argmax_f32" and held.launches[-1].op == loop.launches[-1].op
+    assert loop.launches[-1].kernel == "next_token" and loop.by_kernel()["next_token"] == 1
+    changed = surface(model, Where("cuda", Options()), "MINFER_NO_TOKEN_LOOP")
+    assert changed["rows"] == [{"kernel": "argmax_f32", "off": 0, "on": 1}, {"kernel": "next_token", "off": 1, "on": 0}]
+    assert changed["launches_per_step"]["delta"] == 0 and changed["layers"] == []
+
+
 def test_layers_without_a_bias_or_with_interleaved_rope_keep_their_chain(tmp_path):
     gguf = open_gguf(write_llama(tmp_path / "m.gguf"))
     changed = surface(gguf, Where("cuda", Options()), "MINFER_NO_FUSE_QKV")
@@ -158,7 +174,7 @@ def test_resident_bytes_are_rows_of_whole_sixteens(model):
 
 
 def test_kv_type_halves_what_attention_reads(model):
-    plans = (plan_step(model, Where("cuda", Options(kv_type=t)), 999) for t in ("f32", "f16"))
+    plans = (plan_step(model, Where("cuda", Options(REPORTS, t)), 999) for t in ("f32", "f16"))
     wide, half = (next(x for x in p.launches if "attention_split" in x.kernel) for p in plans)
     kv = 1000 * 2 * 1024
     assert wide.bytes_read - half.bytes_read == kv * 2

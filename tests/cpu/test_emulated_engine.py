@@ -140,6 +140,17 @@ def test_a_greedy_step_chooses_the_likeliest_token(nano):
     assert [int(engine.decode(t).argmax()) for t in ids[:-1]] == ids[1:]
 
 
+def test_a_greedy_run_is_that_many_greedy_steps(nano):
+    """The kernel's own next inputs are written over by the host here: with and without it the ids are the same."""
+    ids = []
+    for off in ((), ("TOKEN_LOOP",), ("STREAM",)):
+        engine = Engine(nano, CTX, emulated("MMVQ", *off))
+        ids.append(list(engine.greedy_run(7, 3)))
+        engine.rewind(1)
+        assert engine.greedy(ids[0][0]) == ids[0][1]
+    assert ids[0] == ids[1] == ids[2]
+
+
 # --- switches ---------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,27 @@ def test_rewind_forgets(engine):
     np.testing.assert_allclose(engine.prefill(TOKENS[2:4]), first, **CLOSE)
 
 
+def test_a_greedy_run_is_that_many_greedy_steps(engine):
+    single = [token := 3, *(token := engine.greedy(token) for _ in range(6))]
+    assert engine.position == 6
+    engine.rewind(2)
+    assert list(engine.greedy_run(single[2], 4)) == single[3:] and engine.position == 6
+    engine.rewind()
+    run = engine.greedy_run(3, 6)
+    assert [next(run), next(run)] == single[1:3]
+    run.close()
+    assert engine.position == 2 and list(engine.greedy_run(single[2], 0)) == []
+    assert engine.greedy(single[2]) == single[3]
+
+
+def test_a_greedy_run_gives_what_fits_the_context_first(engine):
+    engine.prefill([1] * 13)
+    run = engine.greedy_run(1, 5)
+    assert len([next(run) for _ in range(3)]) == 3
+    with pytest.raises(UserError, match="17 tokens do not fit the context of 16"):
+        next(run)
+
+
 def test_the_context_holds_what_it_says_and_no_more(engine):
     engine.prefill([1] * 16)
     with pytest.raises(UserError, match="17 tokens do not fit the context of 16"):

@@ -102,6 +102,7 @@ def test_no_saving_is_larger_than_the_chain():
     assert made.saving_us.high <= made.chain_us == 21  # itself and the launch behind it
 
 
+MANIFEST = json.loads((TRACES / "manifest.json").read_text())
 STEMS = sorted(p.stem for p in (TRACES / "predictions").glob("*.json"))
 
 
@@ -110,7 +111,8 @@ def test_a_stored_prediction_is_what_its_files_say_today(stem, tmp_path):
     data = prediction.load(TRACES / "predictions" / f"{stem}.json")
     node, graph = (TRACES / f"{stem}-{mode}.sqlite.gz" for mode in ("node", "graph"))
     recorded = sequence.read(str(node))
-    now, then = (predict_switches.plan(tmp_path, data["model"], data["depth"], s) for s in (data["switch"], None))
+    (entry,) = (e for e in MANIFEST if e["file"] == node.name)
+    now, then = (predict_switches.plan(tmp_path, entry, s) for s in (data["switch"], None))
     plans.check(recorded, now, stem)
     made = landing.predict(recorded, now, then, bandwidth_gbs=data["bandwidth_gbs"], true=landing.recorded(str(graph)))
     assert prediction.as_dict(made.saving_us) == pytest.approx(data["saving_us"], abs=0.002)
@@ -182,7 +184,7 @@ def test_the_command_keeps_a_prediction(tmp_path, capsys):
         header = tmp_path / "7b.gguf"
         if not header.exists():
             predict_switches._minfer("synth", "qwen2-7b", str(header), "--header-only")
-        env = {switch: "1"} if switch else {}
+        env = predict_switches.setting(MANIFEST[0]["date"], switch)
         path.write_text(predict_switches._minfer("plan", str(header), "--device", "cuda", "--json", env=env))
     trace, out = str(TRACES / "7b-d0-no-pos-memo-node.sqlite.gz"), tmp_path / "p.json"
     args = ["fusions", trace, "--plan", str(now), "--to", str(then), "--time-from", trace.replace("-node", "-graph")]

@@ -19,6 +19,7 @@ from minfer.synth import synth
 
 TRACES = Path(__file__).parents[2] / "traces"
 MANIFEST = json.loads((TRACES / "manifest.json").read_text())
+STREAM = "2026-11-30"  # a recording from before this day is of a plan under MINFER_NO_STREAM
 NODE = [e for e in MANIFEST if e["graphs"] == "node"]
 WHOLE = [e for e in MANIFEST if e["graphs"] == "graph" and e["switch"] != "MINFER_NO_CUDA_GRAPH"]
 
@@ -32,12 +33,12 @@ def planned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("headers")
 
     @cache
-    def plan(model, depth, switch):
+    def plan(model, depth, *switches):
         path = folder / f"{model}.gguf"
         if not path.exists():
             synth(f"qwen2-{model}", path, header_only=True)
-        off = frozenset({switch} if switch else ())
-        return [launch_dict(x) for x in plan_step(open_gguf(path), Where("cuda", Options(off, "f16")), depth).launches]
+        where = Where("cuda", Options(frozenset(switches), "f16"))
+        return [launch_dict(x) for x in plan_step(open_gguf(path), where, depth).launches]
 
     return plan
 
@@ -59,7 +60,8 @@ def test_both_models_both_depths_every_switch_both_modes():
 
 @pytest.mark.parametrize("entry", NODE, ids=ids)
 def test_every_recorded_step_is_the_plan_launch_for_launch(planned, entry):
-    plan = planned(entry["model"], entry["depth"], entry["switch"])
+    switches = [entry["switch"], "MINFER_NO_STREAM" if entry["date"] < STREAM else None]
+    plan = planned(entry["model"], entry["depth"], *filter(None, switches))
     held = reconcile(plan, run.step_kernels(TRACES / entry["file"]))
     assert held.holds and held.steps == entry["steps"] and held.planned == len(plan), held.differences
     made = ledger.of_file(str(TRACES / entry["file"]), by="layer")

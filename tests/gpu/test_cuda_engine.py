@@ -130,6 +130,22 @@ def test_greedy_steps_choose_the_argmax_of_the_logits(model):
         assert int(engine.decode(token).argmax()) == following
 
 
+@pytest.mark.parametrize("off", [(), ("TOKEN_LOOP",), ("CUDA_GRAPH",)])
+def test_a_greedy_run_is_that_many_greedy_steps(model, off):
+    """To its end, and from where an early end left the engine: what ran on behind it counts for nothing."""
+    single, engine = Engine(model[1], CTX, cuda("TOKEN_LOOP", kv="f16")), Engine(model[1], CTX, cuda(*off, kv="f16"))
+    token = gates.seeded_prompt(model[1], 1, 1)[0]
+    ids = [token, *(token := single.greedy(token) for _ in range(64))]
+    assert list(engine.greedy_run(ids[0], 64)) == ids[1:] and engine.position == 64
+    engine.rewind()
+    run = engine.greedy_run(ids[0], 64)
+    assert [next(run) for _ in range(10)] == ids[1:11]
+    run.close()
+    assert engine.position == 10 and engine.greedy(ids[10]) == ids[11]
+    assert int(engine.decode(ids[11]).argmax()) == ids[12]
+    assert list(engine.greedy_run(ids[12], 52)) == ids[13:]
+
+
 @pytest.mark.parametrize("nt", [2, 5, 16, 17, 33, 130])
 def test_prefill_of_any_length(model, nt):
     """f32: as single steps give. f16: the same to the precision of f16 products (measured: under 0.01)."""
