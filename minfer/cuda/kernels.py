@@ -5,7 +5,7 @@ includes, so `source` pastes our own includes in place.
 
 A kernel's `args` are its parameters in order:
   in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
-  q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  argmax scratch
+  q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  counters, scratch
   tokens      input           positions input             ring     chosen tokens, in the host's memory
   i:NAME      int32           f:NAME    float32
 """
@@ -42,6 +42,7 @@ BLOCK: dict[str, int] = {
     "add_bias": 256,
     "argmax": 256,
     "attention_combine": 256,
+    "attention_one": 256,
     "attention_split": 256,
     "attn_bias_rope_store": 256,
     "dequant": 256,
@@ -124,6 +125,12 @@ def _rows() -> list[Kernel]:
             "attention_combine_f32", "attention.cu",
             "partial out i:n_head i:head_dim i:splits", "n_head", "attention_combine",
         ),
+        # the same in one launch. in3: position; partial 16-byte aligned; aux: attention_aux_bytes(..), zero before its
+        # first use
+        *_each(
+            "attention_one_{t}", kv, "attention_one.cu",
+            "in0 in1 in2 in3 partial aux out i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
+        ),
         # in0: scores (heads · nt, n_kv) in f32; out may not be in0 for f16
         *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),
         # any grid of at most 1024 blocks; aux: argmax_aux_bytes(blocks), zero before its first use
@@ -155,6 +162,11 @@ def row_bytes(kind: str, id: int) -> int:
 def partial_floats(n_head: int, head_dim: int, splits: int) -> int:
     """Size of attention's scratch. Per (head, split): head_dim weighted sums, the largest score, the sum of weights."""
     return n_head * splits * (head_dim + 2)
+
+
+def attention_aux_bytes(n_head_kv: int) -> int:
+    """Size of attention_one's counters: one of finished blocks per KV head."""
+    return 4 * n_head_kv
 
 
 def argmax_aux_bytes(blocks: int) -> int:

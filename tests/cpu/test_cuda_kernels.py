@@ -8,7 +8,7 @@ why they are what they are; "exact" means equal bits.
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, partial_floats
+from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, attention_aux_bytes, partial_floats
 from minfer.gguf import SUPPORTED
 from on_cpu import LAUNCHED, blocks, launch, q8_plane, q8_values, weights
 
@@ -253,6 +253,45 @@ def test_attention(kv, heads, kv_heads, hd, n_kv, splits):
         n_head_kv=kv_heads, outputs=("partial",), **shape)  # fmt: skip
     launch("attention_combine_f32", heads, partial=partial, out=out, outputs=("out",), **shape)
     close(out, attention_reference(q.reshape(heads, hd), k[:n_kv], v[:n_kv], kv_heads), 5e-6)  # f32 scores up to 20
+
+
+@pytest.mark.parametrize("kv", KV_TYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "hd", "n_kv", "splits"),
+    [(1, 1, 8, 1, 2), (14, 2, 128, 65, 2), (7, 1, 128, 700, 1), (10, 2, 128, 200, 5), (10, 1, 64, 63, 5),
+     (7, 1, 64, 1300, 20), (8, 1, 128, 64, 2), (6, 2, 80, 130, 16), (10, 2, 256, 200, 2), (7, 1, 200, 66, 3)],
+)  # fmt: skip
+class TestAttentionInOneLaunch:
+    """Groups of 1 to 10 query heads, one split with keys and many, a tail of keys; later rows of the cache are NaN.
+
+    With q of scale 1 the last key has the largest score, about 6, so what came before it must be scaled down.
+    """
+
+    def run(self, kv, heads, kv_heads, hd, n_kv, splits, scale):
+        rng = np.random.default_rng([heads, hd, n_kv])
+        q = (rng.standard_normal(heads * hd) * scale).astype(np.float32)
+        k, v = (rng.standard_normal((n_kv + 3, kv_heads * hd)).astype(FLOAT[kv]) for _ in "kv")
+        k[n_kv - 1] = q.reshape(kv_heads, -1, hd).sum(axis=1).reshape(-1) * 6 / np.sqrt(hd) / scale**2
+        k[n_kv:], v[n_kv:] = np.nan, np.nan
+        partial = np.full(partial_floats(heads, hd, splits), np.nan, np.float32)
+        aux, outs = np.zeros(attention_aux_bytes(kv_heads), np.uint8), []
+        for at in (n_kv, 1, n_kv):  # a launch finds what one with other splits has left behind
+            outs.append(np.empty(heads * hd, np.float32))
+            launch(f"attention_one_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]), aux=aux,
+                   partial=partial, out=outs[-1], n_head=heads, n_head_kv=kv_heads, head_dim=hd, splits=splits,
+                   outputs=("out",))  # fmt: skip
+            assert not aux.any()
+        assert np.isnan(partial).all() == (n_kv <= 64 or splits == 1)  # one split writes the output itself
+        assert (outs[0] == outs[2]).all()
+        close(outs[1], attention_reference(q.reshape(heads, hd), k[:1], v[:1], kv_heads), SUM)
+        close(outs[0], attention_reference(q.reshape(heads, hd), k[:n_kv], v[:n_kv], kv_heads), SUM)
+
+    def test_flat_weights(self, kv, heads, kv_heads, hd, n_kv, splits):
+        self.run(kv, heads, kv_heads, hd, n_kv, splits, 1)
+
+    def test_few_keys_have_the_weight(self, kv, heads, kv_heads, hd, n_kv, splits):
+        """Scores up to 30: the largest one moves often and by much."""
+        self.run(kv, heads, kv_heads, hd, n_kv, splits, 8)
 
 
 def attention_reference(q, k, v, kv_heads):
