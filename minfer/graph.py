@@ -45,6 +45,14 @@ class Graph:
         use[self.output] = len(self.nodes)
         return use
 
+    def readers(self) -> dict[int, list[Node]]:
+        """Node id -> the nodes that read it, in order; the output has one more, outside the graph, not listed."""
+        found: dict[int, list[Node]] = {node.id: [] for node in self.nodes}
+        for node in self.nodes:
+            for i in set(node.inputs):
+                found[i].append(node)
+        return found
+
     def weights_used(self) -> set[str]:
         return {w for node in self.nodes for w in node.weights}
 

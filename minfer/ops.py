@@ -81,6 +81,18 @@ def _qkv_epilogue(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(F32 * (elements + 1), F32 * elements + kv.bytes * stored, flops)
 
 
+def _stream(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
+    """Rows of weights times the first input; a residual read; k and v stored."""
+    x, rows = graph.nodes[node.inputs[0]], sum(graph.tensors[w].rows for w in node.weights if _is_matrix(graph, w))
+    residual = node.elements if node.op == "stream_add" else 0
+    stored = kv.bytes * 2 * node.params["nkt"] if node.op == "stream_qkv" else 0
+    return Cost(F32 * (x.elements + residual), F32 * node.elements + stored, 2 * x.elements * rows)
+
+
+def _is_matrix(graph: "Graph", weight: str) -> bool:
+    return len(graph.tensors[weight].shape) > 1
+
+
 def _none(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(0, 0, 0)
 
@@ -102,6 +114,11 @@ OPS: dict[str, Op] = {
            "one matmul over the rows of q, k and v, then bias, RoPE and store in one epilogue"),
         Op("qkv_epilogue", ("q", "k", "v", "positions"), ("b", "b", "b"), 0, _qkv_epilogue,
            "bias on q, k and v, RoPE on q and k, k and v stored: what seven kernels do, in one"),
+        Op("stream_matmul", ("x",), ("w", "norm?"), None, _stream, "x · wᵀ, rows streamed; x may be normed first"),
+        Op("stream_add", ("x", "residual"), ("w",), 1, _stream, "x · wᵀ + residual, rows streamed"),
+        Op("stream_glu", ("x",), ("w", "w", "norm?"), None, _stream, "silu(x · gateᵀ) · (x · upᵀ), rows streamed"),
+        Op("stream_qkv", ("x", "positions"), ("w", "w", "w", "b", "b", "b", "norm?"), None, _stream,
+           "q, k and v of any types in one launch, then bias, RoPE and store"),
         Op("kv_load", ("writer",), (), None, _none, "a KV region that an earlier node wrote; no launch"),
         Op("argmax", ("logits",), (), None, _elementwise(0), "id of the largest logit, as int32 bits"),
         Op("last_row", ("x",), (), None, _one_row, "the last token's row"),

@@ -40,16 +40,27 @@ SWITCHES: dict[str, Switch] = {
                 ("POS_MEMO", "convert the positions before every kernel that reads them, not once a step"),
                 ("WIDE_RMS", "RMSNorm in blocks of 32 threads, not 128"),
                 ("FUSE_QKV", "q, k, v as separate matmuls, biases, RoPEs and stores"),
-                ("KQ_MMVQ", "Q5_K and Q6_K matmuls take f32 activations whatever their size"),
+                ("KQ_MMVQ", "Q5_K and Q6_K matmuls that do not stream take f32 activations whatever their size"),
                 ("MMVQ", "every matmul takes f32 activations"),
                 ("CUDA_GRAPH", "launch a step's kernels one by one, not as a captured graph"),
                 ("F16_PREFILL", "prompts in f32, not f16, matrix products"),
-                ("STREAM", "decode as in the reports: none of the kernels and launches that were built after them"),
             )
+        ),
+        Switch(
+            "MINFER_NO_STREAM", "flag", "0", "cuda: decode as in the reports, without what was built after them",
+            plan=True, needs="MINFER_NO_MMVQ",
         ),
         *(
             Switch(f"MINFER_NO_{name}", "flag", "0", f"cuda: {text}", plan=True, needs="MINFER_NO_STREAM")
-            for name, text in (("TOKEN_LOOP", "the host reads each token back and writes the next step's inputs"),)
+            for name, text in (
+                ("STREAM_QKV", "q, k and v, bias, RoPE and store not in one launch"),
+                ("STREAM_GLU", "gate, up and SwiGLU not in one launch"),
+                ("STREAM_ADD", "residual adds not in the launch of the matmul before"),
+                ("STREAM_NORM", "RMSNorm and quantize not in the launch of the matmul behind"),
+                ("ONE_ATTENTION", "decode attention as two launches, split and combine"),
+                ("DEPENDENT_LAUNCH", "a kernel begins when the one before it has ended, not while it runs"),
+                ("TOKEN_LOOP", "the host reads each token back and writes the next step's inputs"),
+            )
         ),
     )
 }

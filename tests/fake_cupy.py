@@ -89,7 +89,10 @@ class FakeCupy:
         )  # fmt: skip
         self.cuda = SimpleNamespace(
             Stream=Stream, Event=Event, runtime=runtime, get_current_stream=Stream,
-            Device=lambda: SimpleNamespace(id=0, synchronize=lambda: None),
+            Device=lambda: SimpleNamespace(
+                id=0, synchronize=lambda: None, compute_capability="80",
+                attributes={"MultiProcessorCount": 3, "MaxSharedMemoryPerBlockOptin": 163 << 10},
+            ),
             get_elapsed_time=lambda a, b: (b.at - a.at) / 1e3,  # a launch is a µs
         )  # fmt: skip
 
@@ -112,11 +115,11 @@ class FakeCupy:
         return _device(np.full(n, value, dtype))
 
     def function(self, cp, code, options, name):
-        def call(grid, block, args):
+        def call(grid, block, args, shared_mem=0):
             def launch():
                 self.ticks += 1
                 self.launched.append((name, int(args[0]) if name != "quantize_pad40" else 0))
-                self.runner(name, grid, self._arguments(name, args), block[0])
+                self.runner(name, grid, self._arguments(name, args), block[0], shared_mem)
 
             if self.capturing is None:
                 self.loaded.add(name)
@@ -125,6 +128,7 @@ class FakeCupy:
                 assert name in self.loaded, "a kernel loads at its first launch, which a capture cannot hold"
                 self.capturing.append(launch)
 
+        call.max_dynamic_shared_size_bytes = 48 << 10
         return call
 
     def _submit(self, launch):

@@ -14,7 +14,7 @@ import numpy as np
 
 from minfer.cuda import cupy_module, prefill
 from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
-from minfer.cuda.kernels import KERNELS, OPTIONS, source
+from minfer.cuda.kernels import KERNELS, compile_options, source
 from minfer.cuda.lowering import KV_BYTES, CudaLowering
 from minfer.cuda.token_loop import TokenLoop
 from minfer.cuda.upload import upload_weights
@@ -36,7 +36,10 @@ class CudaDevice:
     def __init__(self, gguf: GGUF, options: Options, progress: Progress | None = None) -> None:
         self.cp = cp = cupy_module.load()
         gguf.require_data()
-        self.lowering = CudaLowering(options)
+        self.lowering = CudaLowering(options, gpu=cupy_module.gpu(cp))
+        self.compile_options = compile_options(self.lowering.gpu)
+        reaches = cupy_module.capability(cp) >= cupy_module.DEPENDENT_CAPABILITY
+        self.dependent = reaches and options.on("MINFER_NO_DEPENDENT_LAUNCH")
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.description = cupy_module.device_name(cp)
         with self.stream:
@@ -171,10 +174,11 @@ class CudaProgram:
         if launch.kernel in prefill.LIBRARY:
             return prefill.LIBRARY[launch.kernel](self, launch)
         row = KERNELS[launch.kernel]
-        function = cupy_module.function(self.device.cp, source(row.file), OPTIONS, launch.kernel)
+        cp, device = self.device.cp, self.device
+        function = cupy_module.function(cp, source(row.file), device.compile_options, launch.kernel)
         found = arguments(launch, row.args, self.buffers)
         args = tuple(a if isinstance(a, np.generic) else _address(a) for a in found)
-        return lambda: function(launch.grid, launch.block, args)
+        return cupy_module.call(cp, function, launch, args, device.dependent and row.dependent)
 
 
 def _address(array: Any) -> np.uint64:

@@ -7,6 +7,7 @@ A kernel's `args` are its parameters in order:
   in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
   q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  counters, scratch
   tokens      input           positions input             ring     chosen tokens, in the host's memory
+  quads       activation plane in the form of the stream kernels
   i:NAME      int32           f:NAME    float32
 """
 
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from minfer.gguf import QUANTS, SUPPORTED
+from minfer.gpu import Gpu
 
 FOLDER = Path(__file__).with_name("kernels")
 OPTIONS = ("--std=c++17",)  # no fast math: a kernel's bits are what its source says
@@ -58,6 +60,7 @@ BLOCK: dict[str, int] = {
     "rms_norm": 128,  # 32 gives the same bits
     "rope": 256,
     "softmax_causal": 256,
+    "stream": 512,
     "swiglu": 256,
 }
 # family -> rows of the weight that one block computes
@@ -75,6 +78,7 @@ class Kernel:
     args: str
     grid: str  # blocks in x, and in y after a comma; a / b rounds up
     family: str
+    dependent: bool = False  # calls wait_for_previous, so it may be launched while its predecessor runs
 
     @property
     def block(self) -> int:
@@ -95,6 +99,7 @@ def _rows() -> list[Kernel]:
         *_each("matmul_{t}_f32", every, "matmul.cu", "w0 in0 out i:id i:od", "od / 8"),
         *_each("matmul_{t}_f32_batch", every, "matmul.cu", "w0 in0 out i:id i:od i:nt", "od / 8"),  # nt <= 16
         *_each("mmvq_{t}", on_q8, "mmvq.cu", "w0 q8 out i:id i:od", "od"),  # one token
+        *_stream_rows(),
         # d is a multiple of 4; of 32 with the q8 plane. Blocks of 32 or 128 threads.
         Kernel("rms_norm_f32", "norm.cu", "in0 w0 out i:d f:eps", "nt", "rms_norm"),
         Kernel("rms_norm_quant_pad40", "norm.cu", "in0 w0 out q8 i:d f:eps", "nt", "rms_norm"),
@@ -125,24 +130,55 @@ def _rows() -> list[Kernel]:
             "attention_combine_f32", "attention.cu",
             "partial out i:n_head i:head_dim i:splits", "n_head", "attention_combine",
         ),
-        # the same in one launch. in3: position; partial 16-byte aligned; aux: attention_aux_bytes(..), zero before its
-        # first use
+        # the same in one launch. in3: position; partial 16-byte aligned; counters: attention_counter_bytes(..), zero
+        # before its first use
         *_each(
             "attention_one_{t}", kv, "attention_one.cu",
-            "in0 in1 in2 in3 partial aux out i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
+            "in0 in1 in2 in3 partial counters out i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
+            dependent=True,
         ),
         # in0: scores (heads · nt, n_kv) in f32; out may not be in0 for f16
         *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),
         # any grid of at most 1024 blocks; aux: argmax_aux_bytes(blocks), zero before its first use
         Kernel("argmax_f32", "argmax.cu", "in0 out aux i:n", "any", "argmax"),
         # ring: 8 · entries bytes, zero before its first use; entries is a power of two
-        Kernel("next_token", "argmax.cu", "in0 out tokens positions ring aux i:n i:entries", "any", "next_token"),
+        Kernel(
+            "next_token", "argmax.cu", "in0 out tokens positions ring aux i:n i:entries", "any", "next_token", True
+        ),
     ]  # fmt: skip
 
 
-def _each(name: str, types: tuple[str, ...] | list[str], file: str, args: str, grid: str) -> list[Kernel]:
+def _each(
+    name: str, types: tuple[str, ...] | list[str], file: str, args: str, grid: str, dependent: bool = False
+) -> list[Kernel]:
     """A row for each type; the family is the name without it."""
-    return [Kernel(name.format(t=t), file, args, grid, name.partition("_{t}")[0]) for t in types]
+    return [Kernel(name.format(t=t), file, args, grid, name.partition("_{t}")[0], dependent) for t in types]
+
+
+# source of activations -> its words: weights behind the matrices, inputs, scalars (stream.cu)
+_STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": ("", "quads", ""),
+                   "norm": ("norm", "in0", " f:eps")}  # fmt: skip
+
+
+def _stream_rows() -> list[Kernel]:
+    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid; dynamic shared memory: stream_shared(..)."""
+    sizes, heads = "i:id i:od i:type", "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v f:base f:scale"
+    qkv = ("w0 w1 w2 w3 w4 w5", "in1 out k v", heads)
+    epilogues = {  # -> matrices and biases, what it reads and writes, scalars; and its sources
+        "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads")),
+        "add": ("w0", "in1 out", sizes, ("plane", "quant", "quads")),
+        "glu": ("w0 w1", "quads", sizes, ("plane", "norm")),
+        "qkv_f32": (*qkv, ("plane", "norm")),
+        "qkv_f16": (*qkv, ("plane", "norm")),
+    }
+    rows = []
+    for epilogue, (weights, through, scalars, sources) in epilogues.items():
+        for source in sources:
+            norm, activations, more = _STREAM_SOURCES[source]
+            norm = f" w{len(weights.split())}" if norm else ""
+            args = f"{weights}{norm} {activations} {through} {scalars}{more}"
+            rows.append(Kernel(f"stream_{source}_{epilogue}", "stream.cu", args, "any", "stream", dependent=True))
+    return rows
 
 
 KERNELS: dict[str, Kernel] = {k.name: k for k in _rows()}
@@ -159,12 +195,36 @@ def row_bytes(kind: str, id: int) -> int:
     return blocks * PADDED[kind]
 
 
+_QUAD, _QUAD_BYTES, _STREAM_WARPS = 1024, 1792, 16  # weights and bytes of a plane's quad; warps of a block
+SMALL_SHARED = 160 << 10  # bytes: with less a block, stream.cu is compiled with shallower rings
+
+
+def plane_quads(id: int) -> int:
+    """Bytes of a row's activation plane in the form of the stream kernels."""
+    return -(-id // _QUAD) * _QUAD_BYTES
+
+
+def stream_ring(shared: int) -> int:
+    """Bytes of a warp's ring in stream.cuh, on a GPU that gives a block so many bytes of shared memory."""
+    return 5040 if shared >= SMALL_SHARED else 3456
+
+
+def stream_shared(id: int, kept: int, ring: int) -> int:
+    """Bytes of dynamic shared memory of a stream kernel: the plane, the rings, and floats that its epilogue keeps."""
+    return plane_quads(id) + _STREAM_WARPS * ring + 4 * kept
+
+
+def compile_options(gpu: Gpu) -> tuple[str, ...]:
+    """NVRTC's options for that GPU."""
+    return OPTIONS + (("-DSTREAM_SMALL",) if gpu.shared < SMALL_SHARED else ())
+
+
 def partial_floats(n_head: int, head_dim: int, splits: int) -> int:
     """Size of attention's scratch. Per (head, split): head_dim weighted sums, the largest score, the sum of weights."""
     return n_head * splits * (head_dim + 2)
 
 
-def attention_aux_bytes(n_head_kv: int) -> int:
+def attention_counter_bytes(n_head_kv: int) -> int:
     """Size of attention_one's counters: one of finished blocks per KV head."""
     return 4 * n_head_kv
 

@@ -6,7 +6,7 @@ split over the keys and combined. Prefill passes use library matrix products whe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.cuda import dispatch
@@ -19,22 +19,23 @@ from minfer.cuda.kernels import (
     ROWS_PER_BLOCK,
     UNIT,
     argmax_aux_bytes,
+    attention_counter_bytes,
     partial_floats,
-    row_bytes,
 )
+from minfer.cuda.stream import lower_stream
+from minfer.cuda.walk import Q8_BLOCK, Walk, blocks, plane_bytes, quantize
 from minfer.errors import UserError
-from minfer.fusions import activation_cache, fuse, positions
-from minfer.fusions.activation_cache import ActivationCache, Key
-from minfer.fusions.positions import PositionsMemo
-from minfer.gguf import Tensor
+from minfer.fusions import activation_cache, fuse, stream
+from minfer.fusions.activation_cache import Key
+from minfer.gpu import H200, Gpu
 from minfer.graph import Graph, Node
 from minfer.memory import Memory
 from minfer.ops import F32, OPS, Cost, Kv
 from minfer.options import Options
-from minfer.plan import Args, Dim, Launch, Ref, make_launch, node_args, stored_bytes
+from minfer.plan import Args, Dim, Launch, Ref
 
-Q8_BLOCK, Q8_BYTES = 32, 40  # values and bytes of a block of the activation plane
 KV_BYTES = {"f32": 4, "f16": 2}
+ONE_ATTENTION = "MINFER_NO_ONE_ATTENTION"
 ATTENTION_BLOCKS = 128  # a fixed grid: about one block per multiprocessor of a large GPU
 ARGMAX_BLOCKS = 64
 
@@ -45,6 +46,7 @@ class CudaLowering:
 
     options: Options
     name: str = "cuda"
+    gpu: Gpu = H200
 
     @property
     def kv_bytes(self) -> int:
@@ -52,62 +54,16 @@ class CudaLowering:
 
     def fuse(self, graph: Graph) -> Graph:
         """The graph rewrites that the switches leave on."""
-        return fuse(graph, self.options)
+        return fuse(graph, self.options, self.gpu)
 
     def lower(self, graph: Graph, memory: Memory, kv: Kv) -> list[Launch]:
         """Walk the nodes in order, with the state that decides which extra launches they need."""
-        walk = _Walk(self.options, graph, memory, kv)
+        walk = Walk(self.options, self.gpu, graph, memory, kv)
         for node in graph.nodes:
             if node.op not in ("input", "kv_load"):
                 walk.cache.enter(node.op)
                 _LOWER[node.op](walk, node)
         return walk.launches
-
-
-def resident_bytes(tensor: Tensor) -> int:
-    """Bytes of a weight on the device."""
-    return tensor.rows * row_bytes(tensor.type, tensor.shape[0])
-
-
-@dataclass
-class _Walk:
-    options: Options
-    graph: Graph
-    memory: Memory
-    kv: Kv
-    launches: list[Launch] = field(default_factory=list)
-    cache: ActivationCache = field(init=False)
-    memo: PositionsMemo = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.cache = ActivationCache(self.options.on(activation_cache.SWITCH))
-        self.memo = PositionsMemo(self.options.on(positions.SWITCH))
-
-    @property
-    def nt(self) -> int:
-        return self.graph.nodes[0].rows
-
-    def args(self, node: Node, **params: Any) -> Args:
-        """The node's arguments with the scalars its kernel takes."""
-        return replace(node_args(self.graph, self.memory, node), params=params)
-
-    def emit(self, node: Node, kernel: str, grid: Dim, args: Args, cost: Cost | None = None, block: int = 0) -> None:
-        """Append a launch; its cost is the op's unless given, its weights are those of `args`."""
-        part = replace(node, weights=args.weights)
-        stored, resident = stored_bytes(self.graph, part), self._resident(part)
-        found = OPS[node.op].cost(self.graph, node, self.kv) if cost is None else cost
-        shape = (block or (KERNELS[kernel].block if kernel in KERNELS else 1), 1, 1)
-        self.launches.append(make_launch(self.graph, node, args, kernel, grid, shape, found, (stored, resident)))
-
-    def _resident(self, node: Node) -> int:
-        if node.op == "embed_rows":
-            table = self.graph.tensors[node.weights[0]]
-            return node.rows * resident_bytes(table) // table.rows
-        return sum(resident_bytes(self.graph.tensors[w]) for w in node.weights)
-
-
-def _blocks(n: int, per: int) -> int:
-    return -(-n // per)
 
 
 def _require(ok: bool, node: Node, what: str) -> None:
@@ -120,25 +76,25 @@ def _require(ok: bool, node: Node, what: str) -> None:
 # --- activations: one launch each -------------------------------------------------------------------------------------
 
 
-def _embed(walk: _Walk, node: Node) -> None:
+def _embed(walk: Walk, node: Node) -> None:
     kind = walk.graph.tensors[node.weights[0]].type.lower()
-    grid = (_blocks(node.cols // UNIT, BLOCK["embed_rows"]), node.rows, 1)
+    grid = (blocks(node.cols // UNIT, BLOCK["embed_rows"]), node.rows, 1)
     walk.emit(node, f"embed_rows_{kind}", grid, walk.args(node, id=node.cols))
 
 
-def _rms_norm(walk: _Walk, node: Node) -> None:
+def _rms_norm(walk: Walk, node: Node) -> None:
     _require(node.cols % 4 == 0, node, f"RMSNorm takes rows of a multiple of 4 values, not {node.cols}")
     block = BLOCK["rms_norm"] if walk.options.on("MINFER_NO_WIDE_RMS") else 32
     args, grid = walk.args(node, d=node.cols, eps=node.params["eps"]), (node.rows, 1, 1)
     _produce(walk, node, "rms_norm", grid, args, block)
 
 
-def _swiglu(walk: _Walk, node: Node) -> None:
-    args, grid = walk.args(node, n=node.elements), (_blocks(node.elements, BLOCK["swiglu"]), 1, 1)
+def _swiglu(walk: Walk, node: Node) -> None:
+    args, grid = walk.args(node, n=node.elements), (blocks(node.elements, BLOCK["swiglu"]), 1, 1)
     _produce(walk, node, "swiglu", grid, args, BLOCK["swiglu"])
 
 
-def _produce(walk: _Walk, node: Node, kernel: str, grid: Dim, args: Args, block: int) -> None:
+def _produce(walk: Walk, node: Node, kernel: str, grid: Dim, args: Args, block: int) -> None:
     """The producer alone, or writing the q8 plane as well when a matmul right behind it will read that."""
     if not _feeds_q8(walk, node):
         walk.emit(node, f"{kernel}_f32", grid, args, block=block)
@@ -151,10 +107,12 @@ def _produce(walk: _Walk, node: Node, kernel: str, grid: Dim, args: Args, block:
     walk.cache.record(key)
 
 
-def _feeds_q8(walk: _Walk, node: Node) -> bool:
+def _feeds_q8(walk: Walk, node: Node) -> bool:
     if not walk.cache.active or node.rows != 1 or node.cols % Q8_BLOCK:
         return False
     for consumer in walk.graph.nodes[node.id + 1 :]:
+        if consumer.op in stream.OPS and consumer.inputs[0] == node.id:
+            return True
         if consumer.op not in activation_cache.PRESERVING:
             return False
         if node.id in consumer.inputs and _gate(walk, consumer).q8:
@@ -162,22 +120,22 @@ def _feeds_q8(walk: _Walk, node: Node) -> bool:
     return False
 
 
-def _elementwise(kernel: str, **names: Callable[[Node], int]) -> Callable[[_Walk, Node], None]:
+def _elementwise(kernel: str, **names: Callable[[Node], int]) -> Callable[[Walk, Node], None]:
     """A kernel over all elements of its output."""
 
-    def lower(walk: _Walk, node: Node) -> None:
+    def lower(walk: Walk, node: Node) -> None:
         params = {name: of(node) for name, of in names.items()}
-        walk.emit(node, kernel, (_blocks(node.elements, KERNELS[kernel].block), 1, 1), walk.args(node, **params))
+        walk.emit(node, kernel, (blocks(node.elements, KERNELS[kernel].block), 1, 1), walk.args(node, **params))
 
     return lower
 
 
-def _last_row(walk: _Walk, node: Node) -> None:
+def _last_row(walk: Walk, node: Node) -> None:
     args = walk.args(node, rows=walk.graph.nodes[node.inputs[0]].rows, cols=node.cols)
-    walk.emit(node, "last_row_f32", (_blocks(node.cols, BLOCK["last_row"]), 1, 1), args)
+    walk.emit(node, "last_row_f32", (blocks(node.cols, BLOCK["last_row"]), 1, 1), args)
 
 
-def _argmax(walk: _Walk, node: Node) -> None:
+def _argmax(walk: Walk, node: Node) -> None:
     n = walk.graph.nodes[node.inputs[0]].cols
     args, grid = walk.args(node, n=n, aux_bytes=argmax_aux_bytes(ARGMAX_BLOCKS)), (ARGMAX_BLOCKS, 1, 1)
     if not walk.options.on("MINFER_NO_TOKEN_LOOP"):
@@ -192,17 +150,17 @@ def _argmax(walk: _Walk, node: Node) -> None:
 # --- matmul ----------------------------------------------------------------------------------------------------------
 
 
-def _gate(walk: _Walk, node: Node) -> dispatch.Gate:
+def _gate(walk: Walk, node: Node) -> dispatch.Gate:
     weights = [walk.graph.tensors[w] for w in node.weights if len(walk.graph.tensors[w].shape) > 1]
     od, id = sum(w.rows for w in weights), weights[0].shape[0]
     return dispatch.route(weights[0].type, od, id, walk.nt if node.rows > 1 else 1, walk.options.off)
 
 
-def _matmul(walk: _Walk, node: Node) -> None:
+def _matmul(walk: Walk, node: Node) -> None:
     _multiply(walk, node, walk.args(node))
 
 
-def _multiply(walk: _Walk, node: Node, args: Args) -> None:
+def _multiply(walk: Walk, node: Node, args: Args) -> None:
     """The matmul of args.inputs[0] with args.weights, which lie one after the other, and the quantize it may need."""
     gate, source = _gate(walk, node), args.inputs[0]
     kernel = dispatch.kernel_name(gate, walk.graph.tensors[args.weights[0]].type)
@@ -212,7 +170,7 @@ def _multiply(walk: _Walk, node: Node, args: Args) -> None:
     read = F32 * source.rows * source.cols
     if gate.q8:
         read = plane_bytes(source.cols)
-        params |= {"q8_reads": str(_quantize(walk, node, source)), "q8_bytes": read}
+        params |= {"q8_reads": str(quantize(walk, node, source)), "q8_bytes": read}
     cost = Cost(read, F32 * source.rows * od, 2 * source.rows * source.cols * od)
     args = replace(args, params=params, out=replace(args.out, cols=od))
     if kernel not in KERNELS:  # a library product chooses its own grid
@@ -224,10 +182,10 @@ def _multiply(walk: _Walk, node: Node, args: Args) -> None:
 
 
 def _row_grid(kernel: str, od: int) -> Dim:
-    return _blocks(od, ROWS_PER_BLOCK[KERNELS[kernel].family]), 1, 1
+    return blocks(od, ROWS_PER_BLOCK[KERNELS[kernel].family]), 1, 1
 
 
-def _batches(walk: _Walk, node: Node, kernel: str, args: Args) -> None:
+def _batches(walk: Walk, node: Node, kernel: str, args: Args) -> None:
     """A batched kernel over more tokens than it takes: one launch per batch, each on its rows."""
     source, id, od = args.inputs[0], args.params["id"], args.params["od"]
     for first in range(0, source.rows, dispatch.MAX_BATCH):
@@ -237,53 +195,35 @@ def _batches(walk: _Walk, node: Node, kernel: str, args: Args) -> None:
         walk.emit(node, kernel, _row_grid(kernel, od), part, Cost(F32 * nt * id, F32 * nt * od, 2 * nt * id * od))
 
 
-def _quantize(walk: _Walk, node: Node, source: Ref) -> Key:
-    """Make the q8 plane of `source` current; nothing to do when it is."""
-    key = Key.of(source)
-    if not walk.cache.hit(key):
-        blocks = source.cols // Q8_BLOCK
-        params = {"blocks": blocks, "q8_bytes": plane_bytes(key.id), "q8_writes": str(key)}
-        args = Args((source,), (), Ref("scratch", "q8", 1, plane_bytes(key.id)), params)
-        cost = Cost(F32 * source.cols, plane_bytes(key.id), 0)
-        grid = (_blocks(blocks, BLOCK["quantize_pad40"]), 1, 1)
-        walk.emit(replace(node, op="quantize"), "quantize_pad40", grid, args, cost)
-        walk.cache.record(key)
-    return key
-
-
-def plane_bytes(id: int) -> int:
-    """Bytes of the q8 plane of one row."""
-    return id // Q8_BLOCK * Q8_BYTES
-
-
 # --- what reads positions --------------------------------------------------------------------------------------------
 
 
-def _convert_positions(walk: _Walk, node: Node) -> None:
+def _convert_positions(walk: Walk, node: Node) -> None:
     if walk.memo.needs_conversion():
         source, nt = Ref("input", "positions", walk.nt, 1), walk.nt
         args = Args((source,), (), Ref("scratch", "pos", nt, 1), {"n": nt})
         walk.emit(replace(node, op="positions"), "f32_bits_to_i32", (1, 1, 1), args, Cost(F32 * nt, F32 * nt, 0))
 
 
-def _rope(walk: _Walk, node: Node) -> None:
+def _rope(walk: Walk, node: Node) -> None:
     _convert_positions(walk, node)
     p = node.params
     pairs = node.cols // p["head_dim"] * (p["n_rot"] // 2)
     kernel = f"rope_{p['style']}_f32" + ("_factors" if node.weights else "")
     names = ("head_dim", "n_rot", "base", "scale")
     args = walk.args(node, cols=node.cols, **{name: p[name] for name in names})
-    walk.emit(node, kernel, (_blocks(pairs, BLOCK["rope"]), node.rows, 1), args)
+    walk.emit(node, kernel, (blocks(pairs, BLOCK["rope"]), node.rows, 1), args)
 
 
-def _kv_store(walk: _Walk, node: Node) -> None:
+def _kv_store(walk: Walk, node: Node) -> None:
     _convert_positions(walk, node)
-    grid = (_blocks(node.cols, BLOCK["kv_store"]), walk.nt, 1)
+    grid = (blocks(node.cols, BLOCK["kv_store"]), walk.nt, 1)
     walk.emit(node, f"kv_store_{walk.options.kv_type}", grid, walk.args(node, cols=node.cols))
 
 
-def _attention(walk: _Walk, node: Node) -> None:
-    _convert_positions(walk, node)
+def _attention(walk: Walk, node: Node) -> None:
+    if not walk.options.on(ONE_ATTENTION) or walk.nt > 1:
+        _convert_positions(walk, node)
     p = {name: node.params[name] for name in ("n_head", "n_head_kv", "head_dim")}
     fits = p["head_dim"] % 8 == 0 and p["head_dim"] <= MAX_HEAD_DIM
     _require(fits, node, f"attention takes heads of a multiple of 8, at most {MAX_HEAD_DIM}, not {p['head_dim']}")
@@ -291,6 +231,9 @@ def _attention(walk: _Walk, node: Node) -> None:
         walk.emit(node, "attention_prefill", (1, 1, 1), walk.args(node, **p), block=1)
         return
     splits = max(1, ATTENTION_BLOCKS // p["n_head_kv"])
+    if walk.options.on(ONE_ATTENTION):
+        _attention_one(walk, node, p | {"splits": splits})
+        return
     params = p | {"splits": splits, "partial_bytes": F32 * partial_floats(p["n_head"], p["head_dim"], splits)}
     whole, partial = OPS["attention"].cost(walk.graph, node, walk.kv), params["partial_bytes"]
     args = walk.args(node, **params)
@@ -303,7 +246,16 @@ def _attention(walk: _Walk, node: Node) -> None:
     walk.emit(combine, "attention_combine_f32", grid, replace(args, inputs=(scratch,)), Cost(partial, whole.written, 0))
 
 
-def _epilogue(walk: _Walk, node: Node, args: Args) -> None:
+def _attention_one(walk: Walk, node: Node, p: dict[str, int]) -> None:
+    """Split and combine in one launch, which reads the position where the host, or the step before, wrote it."""
+    partial, counters = F32 * partial_floats(p["n_head"], p["head_dim"], p["splits"]), p["n_head_kv"]
+    params = p | {"partial_bytes": partial, "counters_bytes": attention_counter_bytes(counters)}
+    walk.emit(
+        node, f"attention_one_{walk.options.kv_type}", (p["n_head_kv"], p["splits"], 1), walk.args(node, **params)
+    )
+
+
+def _epilogue(walk: Walk, node: Node, args: Args) -> None:
     """Bias, RoPE and store on the sections q, k, v that args.inputs[:3] name."""
     p = node.params
     _require(walk.nt == 1, node, f"the fused QKV epilogue is for one token, not {walk.nt}")
@@ -311,19 +263,19 @@ def _epilogue(walk: _Walk, node: Node, args: Args) -> None:
     params = {name: p[name] for name in ("nqt", "nkt", "hd", "base", "scale")}
     threads = p["nqt"] // 2 + p["nkt"] // 2 + p["nkt"]
     cost = OPS["qkv_epilogue"].cost(walk.graph, node, walk.kv)
-    grid = (_blocks(threads, BLOCK["attn_bias_rope_store"]), 1, 1)
+    grid = (blocks(threads, BLOCK["attn_bias_rope_store"]), 1, 1)
     kernel = f"attn_bias_rope_store_{walk.options.kv_type}"
     walk.emit(replace(node, op="qkv_epilogue"), kernel, grid, replace(args, params=params), cost)
 
 
-def _qkv_epilogue(walk: _Walk, node: Node) -> None:
+def _qkv_epilogue(walk: Walk, node: Node) -> None:
     if node.id not in walk.memory.in_place:
         raise AssertionError(f"{node.name} of layer {node.layer} cannot be in place: q has another reader")
     _convert_positions(walk, node)
     _epilogue(walk, node, walk.args(node))
 
 
-def _fused_qkv(walk: _Walk, node: Node) -> None:
+def _fused_qkv(walk: Walk, node: Node) -> None:
     """The concat matmul and the epilogue on its sections [q | k | v]."""
     args, p = walk.args(node), node.params
     _multiply(walk, node, replace(args, weights=node.weights[:3], inputs=args.inputs[:1], regions=()))
@@ -334,7 +286,7 @@ def _fused_qkv(walk: _Walk, node: Node) -> None:
     _epilogue(walk, node, replace(args, weights=node.weights[3:], inputs=(q, k, v)))
 
 
-_LOWER: dict[str, Callable[[_Walk, Node], None]] = {
+_LOWER: dict[str, Callable[[Walk, Node], None]] = {
     "embed_rows": _embed,
     "rms_norm": _rms_norm,
     "matmul": _matmul,
@@ -348,4 +300,4 @@ _LOWER: dict[str, Callable[[_Walk, Node], None]] = {
     "argmax": _argmax,
     "fused_qkv": _fused_qkv,
     "qkv_epilogue": _qkv_epilogue,
-}
+} | dict.fromkeys(stream.OPS, lower_stream)

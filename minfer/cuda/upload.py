@@ -6,7 +6,7 @@ import numpy as np
 
 from minfer.cuda.cupy_module import pinned
 from minfer.cuda.kernels import row_bytes
-from minfer.cuda.lowering import resident_bytes
+from minfer.cuda.walk import resident_bytes
 from minfer.cuda.weights import as_stored, group_bytes, groups, pack, place
 from minfer.errors import UserError
 from minfer.gguf import GGUF, Tensor

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minfer.cuda.kernels import PADDED, row_bytes
-from minfer.cuda.lowering import resident_bytes
+from minfer.cuda.walk import resident_bytes
 from minfer.errors import UserError
 from minfer.gguf import GGUF, QUANTS, SUPPORTED, Tensor
 

@@ -14,22 +14,25 @@ import numpy as np
 from minfer.cpu.backend import check_memory, cpu_name
 from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
 from minfer.cuda.kernels import FOLDER, KERNELS
-from minfer.cuda.lowering import CudaLowering, resident_bytes
+from minfer.cuda.lowering import CudaLowering
+from minfer.cuda.walk import resident_bytes
 from minfer.cuda.weights import group_bytes, groups, pack, place
 from minfer.emulated import build, emulate
 from minfer.errors import UserError
 from minfer.gguf import GGUF
+from minfer.gpu import Gpu
 from minfer.instrument import Tracer, walk
 from minfer.options import Options
 from minfer.plan import Launch, Plan
 from minfer.progress import Progress
 
-WHOLE = ("out", "q8", "partial", "pos")  # arguments of which a kernel that writes them writes every element
+SMALL = Gpu(multiprocessors=3)  # few blocks, since they run one after the other
+WHOLE = ("out", "q8", "pos")  # arguments of which a kernel that writes them writes every element
 
 
 def lowering(options: Options) -> CudaLowering:
     """The CUDA backend's plan under the emulator's name."""
-    return CudaLowering(options, name="emulated")
+    return CudaLowering(options, name="emulated", gpu=SMALL)
 
 
 def require_emulator() -> None:
@@ -130,10 +133,12 @@ def _run(launch: Launch, buffers: Buffers) -> None:
     row = KERNELS[launch.kernel]
     module, found = emulate.load(FOLDER / row.file), arguments(launch, row.args, buffers)
     sizes, words = module.parameters(launch.kernel), row.args.split()
-    outputs = [i for i, word in enumerate(words) if word in WHOLE and sizes[i] == emulate.WRITABLE]
+    whole = (*WHOLE, "partial") if launch.args.out.key == "partial" else WHOLE
+    outputs = [i for i, word in enumerate(words) if word in whole and sizes[i] == emulate.WRITABLE]
     if launch.args.out.kind == "region":
         outputs.remove(words.index("out"))  # the other rows are earlier tokens'
-    module.launch(launch.kernel, launch.grid, launch.block, found, outputs=[i for i in outputs if _alone(found, i)])
+    alone, shared = [i for i in outputs if _alone(found, i)], int(launch.args.params.get("shared", 0))
+    module.launch(launch.kernel, launch.grid, launch.block, found, shared, alone)
 
 
 def _alone(arrays: Sequence[Any], index: int) -> bool:
@@ -146,8 +151,8 @@ def runner() -> Callable[..., None]:
     """A probe runner on the emulated GPU (minfer.cuda.probes)."""
     require_emulator()
 
-    def run(kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0) -> None:
+    def run(kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0, shared: int = 0) -> None:
         row = KERNELS[kernel]
-        emulate.load(FOLDER / row.file).launch(kernel, grid, block or row.block, args)
+        emulate.load(FOLDER / row.file).launch(kernel, grid, block or row.block, args, shared)
 
     return run

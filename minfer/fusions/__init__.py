@@ -7,7 +7,8 @@ the CUDA lowering walks them. `exact` says whether results are bitwise those of 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minfer.fusions import activation_cache, positions, qkv
+from minfer.fusions import activation_cache, positions, qkv, stream
+from minfer.gpu import Gpu
 from minfer.graph import Graph
 from minfer.options import Options
 
@@ -16,11 +17,18 @@ from minfer.options import Options
 class Fusion:
     name: str
     switch: str
-    rewrite: Callable[[Graph], Graph] | None  # None: a launch fusion
+    rewrite: Callable[[Graph, Gpu], Graph] | None  # None: a launch fusion
     exact: str
 
 
+_SUMS = "sums in another order: f32 rounding, and now and then one q8 value"
+
 FUSIONS: tuple[Fusion, ...] = (
+    Fusion("stream qkv", stream.QKV, stream.rewrite_qkv, _SUMS),
+    Fusion("stream glu", stream.GLU, stream.rewrite_glu, _SUMS),
+    Fusion("stream add", stream.ADD, stream.rewrite_add, _SUMS),
+    Fusion("stream matmuls", stream.ROOT, stream.rewrite_matmuls, _SUMS),
+    Fusion("stream norm", stream.ACTIVATIONS, stream.rewrite_norm, _SUMS),
     Fusion("qkv", qkv.SWITCH, qkv.rewrite, "bitwise: seven kernels' bodies verbatim; matmul rows are independent"),
     Fusion("activation cache", activation_cache.SWITCH, None, "bitwise: producers run the standalone quantize body"),
     Fusion("positions memo", positions.SWITCH, None, "bitwise: the input does not change within a step"),
@@ -28,9 +36,9 @@ FUSIONS: tuple[Fusion, ...] = (
 )
 
 
-def fuse(graph: Graph, options: Options) -> Graph:
+def fuse(graph: Graph, options: Options, gpu: Gpu) -> Graph:
     """The graph after every rewrite whose switch is not set, in table order."""
     for fusion in FUSIONS:
         if fusion.rewrite is not None and options.on(fusion.switch):
-            graph = fusion.rewrite(graph)
+            graph = fusion.rewrite(graph, gpu)
     return graph

@@ -12,7 +12,8 @@ from minfer.plan import Ref
 
 SWITCH = "MINFER_NO_DECODE_A_FUSE"
 PRODUCERS = ("rms_norm", "swiglu")
-PRESERVING = ("matmul",)  # nodes that leave the plane as it is
+PRESERVING = ("matmul", "stream_matmul")  # nodes that leave the plane as it is
+READING = (*PRESERVING, "stream_add", "stream_glu", "stream_qkv")  # those that may read it
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class ActivationCache:
     held: Key | None = None
 
     def enter(self, op: str) -> None:
-        """A node begins: anything but a matmul clears the plane."""
-        if op not in PRESERVING:
+        """A node begins: anything but a matmul clears the plane. One that fuses more clears it once it is done."""
+        if op not in READING:
             self.held = None
 
     def hit(self, key: Key) -> bool:

@@ -6,25 +6,30 @@ Bitwise: the epilogue's body is that of add_bias, rope (NEOX) and kv_store verba
 independent of each other.
 """
 
+from minfer.gpu import Gpu
 from minfer.graph import Chain, Graph, Node, splice
 
 SWITCH = "MINFER_NO_FUSE_QKV"
 
 
-def rewrite(graph: Graph) -> Graph:
+def rewrite(graph: Graph, gpu: Gpu) -> Graph:
     """Fuse every layer's chain that can be; the others keep theirs."""
+    return splice(graph, [_fused(graph, nodes) for nodes in chains(graph)])
+
+
+def chains(graph: Graph) -> list[list[Node]]:
+    """Each layer's chain that one kernel could end: 3 matmuls, 3 biases, 2 NEOX ropes of whole heads, 2 stores."""
     if graph.nodes[0].rows != 1:
-        return graph
+        return []
     layers: dict[int, list[Node]] = {}
     for node in graph.nodes:
         if node.layer is not None:
             layers.setdefault(node.layer, []).append(node)
-    found = (_match(graph, nodes) for nodes in layers.values())
-    return splice(graph, [chain for chain in found if chain is not None])
+    found = (_match(nodes) for nodes in layers.values())
+    return [chain for chain in found if chain is not None]
 
 
-def _match(graph: Graph, nodes: list[Node]) -> Chain | None:
-    """The chain of one layer: 3 matmuls, 3 biases, 2 NEOX ropes of whole heads, 2 stores; None when it differs."""
+def _match(nodes: list[Node]) -> list[Node] | None:
     by = {(n.op, n.name): n for n in nodes}
     names = [("matmul", "attn_q"), ("matmul", "attn_k"), ("matmul", "attn_v"),
              ("add_bias", "attn_q.bias"), ("add_bias", "attn_k.bias"), ("add_bias", "attn_v.bias"),
@@ -34,14 +39,15 @@ def _match(graph: Graph, nodes: list[Node]) -> Chain | None:
     chain = [by[name] for name in names]
     rope = chain[6].params
     whole_heads = rope["n_rot"] == rope["head_dim"] and rope["head_dim"] % 2 == 0
-    if rope["style"] != "neox" or chain[6].weights or not whole_heads:
-        return None
-    types = {graph.tensors[m.weights[0]].type for m in chain[:3]}
-    fused = _concat(chain) if len(types) == 1 else _epilogue(chain)
-    return _chain(graph, chain, fused, keep_matmuls=len(types) > 1)
+    return chain if rope["style"] == "neox" and not chain[6].weights and whole_heads else None
 
 
-def _params(chain: list[Node]) -> dict[str, object]:
+def _fused(graph: Graph, chain: list[Node]) -> Chain:
+    one_type = len({graph.tensors[m.weights[0]].type for m in chain[:3]}) == 1
+    return replacement(chain, _concat(chain) if one_type else _epilogue(chain), keep_matmuls=not one_type)
+
+
+def chain_params(chain: list[Node]) -> dict[str, object]:
     q, k = chain[0], chain[1]
     rope, stores = chain[6].params, chain[8:10]
     return {
@@ -54,17 +60,19 @@ def _concat(chain: list[Node]) -> Node:
     weights = tuple(n.weights[0] for n in chain[:6])
     x, positions = chain[0].inputs[0], chain[6].inputs[1]
     cols = chain[0].cols + 2 * chain[1].cols  # [q | k | v]; attention reads q at offset 0
-    return Node(-1, "fused_qkv", "attn_qkv", chain[0].layer, (x, positions), weights, 1, cols, None, _params(chain))
+    params = chain_params(chain)
+    return Node(-1, "fused_qkv", "attn_qkv", chain[0].layer, (x, positions), weights, 1, cols, None, params)
 
 
 def _epilogue(chain: list[Node]) -> Node:
     q, k, v = chain[:3]
     biases, positions = tuple(n.weights[0] for n in chain[3:6]), chain[6].inputs[1]
     inputs = (q.id, k.id, v.id, positions)
-    return Node(-1, "qkv_epilogue", "qkv_epilogue", q.layer, inputs, biases, 1, q.cols, None, _params(chain))
+    return Node(-1, "qkv_epilogue", "qkv_epilogue", q.layer, inputs, biases, 1, q.cols, None, chain_params(chain))
 
 
-def _chain(graph: Graph, chain: list[Node], fused: Node, keep_matmuls: bool) -> Chain:
+def replacement(chain: list[Node], fused: Node, keep_matmuls: bool) -> Chain:
+    """`fused` in place of the chain, and the regions that it has written as values."""
     loads = tuple(
         Node(-2 - i, "kv_load", s.name, s.layer, (-1,), (), s.rows, s.cols, s.region) for i, s in enumerate(chain[8:10])
     )

@@ -8,7 +8,7 @@ why they are what they are; "exact" means equal bits.
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, attention_aux_bytes, partial_floats
+from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, attention_counter_bytes, partial_floats
 from minfer.gguf import SUPPORTED
 from on_cpu import LAUNCHED, blocks, launch, q8_plane, q8_values, weights
 
@@ -274,13 +274,13 @@ class TestAttentionInOneLaunch:
         k[n_kv - 1] = q.reshape(kv_heads, -1, hd).sum(axis=1).reshape(-1) * 6 / np.sqrt(hd) / scale**2
         k[n_kv:], v[n_kv:] = np.nan, np.nan
         partial = np.full(partial_floats(heads, hd, splits), np.nan, np.float32)
-        aux, outs = np.zeros(attention_aux_bytes(kv_heads), np.uint8), []
+        counters, outs = np.zeros(attention_counter_bytes(kv_heads), np.uint8), []
         for at in (n_kv, 1, n_kv):  # a launch finds what one with other splits has left behind
             outs.append(np.empty(heads * hd, np.float32))
-            launch(f"attention_one_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]), aux=aux,
-                   partial=partial, out=outs[-1], n_head=heads, n_head_kv=kv_heads, head_dim=hd, splits=splits,
-                   outputs=("out",))  # fmt: skip
-            assert not aux.any()
+            launch(f"attention_one_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]),
+                   counters=counters, partial=partial, out=outs[-1], n_head=heads, n_head_kv=kv_heads, head_dim=hd,
+                   splits=splits, outputs=("out",))  # fmt: skip
+            assert not counters.any()
         assert np.isnan(partial).all() == (n_kv <= 64 or splits == 1)  # one split writes the output itself
         assert (outs[0] == outs[2]).all()
         close(outs[1], attention_reference(q.reshape(heads, hd), k[:1], v[:1], kv_heads), SUM)

@@ -21,6 +21,7 @@ from minfer.emulated import build, emulate
 from minfer.emulated.device import runner
 from minfer.engine import Engine, plan_step
 from minfer.errors import UserError
+from minfer.fusions import stream
 from minfer.gguf import open_gguf
 from minfer.options import Options
 from minfer.sampler import log_softmax
@@ -31,7 +32,8 @@ from tiny import HEADS, HIDDEN, write_llama
 CTX = 16
 NO = "MINFER_NO_"
 PLAN_SWITCHES = [name.removeprefix(NO) for name, row in SWITCHES.items() if row.plan]
-BITWISE = ["FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO", "WIDE_RMS", "CUDA_GRAPH", "F16_PREFILL"]
+BITWISE = ["FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO", "WIDE_RMS", "CUDA_GRAPH", "F16_PREFILL", "STREAM_ADD", "TOKEN_LOOP",
+           "DEPENDENT_LAUNCH"]  # fmt: skip
 PROMPT, STEPS = [7, 3], 2
 # largest difference of a log-probability; 5e-6 is measured in every case
 SUMS = 5e-5  # f32 sums in another order
@@ -70,7 +72,8 @@ class RoundingCpu(CpuDevice):
         if op == "matmul":
             tensor, x = self.gguf.tensors[args.weights[0]], locate(args.inputs[0])
             q8 = dispatch.route(tensor.type, tensor.rows, tensor.shape[0], 1, self.options.off).q8
-            return product if q8 else call
+            streams = self.options.on(stream.ROOT) and tensor.type in stream.TYPES
+            return product if q8 or streams else call
         return store if op == "kv_store" and self.options.kv_type == "f16" else call
 
 
@@ -105,9 +108,18 @@ def test_f32_routes(nano, off, kv):
         np.testing.assert_allclose(engine.kv()[name], rows, rtol=0, atol=1e-5 if kv == "f32" else 5e-3)
 
 
-@pytest.mark.parametrize("off", [(), ("FUSE_QKV", "DECODE_A_FUSE")])
+STREAM_SWITCHES = [row.name.removeprefix(NO) for row in SWITCHES.values() if row.needs == stream.ROOT]
+
+
+@pytest.mark.parametrize("off", [("STREAM",), ("STREAM", "FUSE_QKV", "DECODE_A_FUSE")], ids="+".join)
 @pytest.mark.parametrize("kv", ["f32", "f16"])
 def test_q8_routes(nano, off, kv):
+    compare(nano, emulated(*off, kv=kv), ROUNDED)
+
+
+@pytest.mark.parametrize("off", [(), *((s,) for s in STREAM_SWITCHES), ("STREAM_NORM", "DECODE_A_FUSE")], ids="+".join)
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+def test_stream_routes(nano, off, kv):
     compare(nano, emulated(*off, kv=kv), ROUNDED)
 
 
@@ -124,7 +136,7 @@ def test_a_large_head_takes_the_q6_k_form_through_its_gate(tmp_path, monkeypatch
     monkeypatch.setitem(synth.PRESETS, "wide", replace(synth.PRESETS["nano-qwen2"], layers=1, vocab=16384))
     synth.synth("wide", tmp_path / "wide.gguf")
     gguf = open_gguf(tmp_path / "wide.gguf")
-    for off, kernel in (((), "mmvq_q6_k"), (("KQ_MMVQ",), "matmul_q6_k_f32")):
+    for off, kernel in ((("STREAM",), "mmvq_q6_k"), (("STREAM", "KQ_MMVQ"), "matmul_q6_k_f32")):
         where = emulated(*off)
         assert plan_step(gguf, where, 0).launches[-2].kernel == kernel
         got = Engine(gguf, CTX, where).decode(5)
@@ -156,7 +168,8 @@ def test_a_greedy_run_is_that_many_greedy_steps(nano):
 
 @pytest.mark.parametrize("switch", BITWISE)
 def test_bitwise_switches_change_no_byte_of_logits_or_cache(nano, switch):
-    found = gates.dump(nano, gates.switch_settings(emulated(kv="f16"), NO + switch), 2, tolerance=0, prompt=1)
+    where = emulated(*(() if switch in STREAM_SWITCHES else ("STREAM",)), kv="f16")  # each where it acts
+    found = gates.dump(nano, gates.switch_settings(where, NO + switch), 2, tolerance=0, prompt=1)
     assert found["passed"] and found["identical"] == found["compared"] == 7, found["differing"]
 
 
@@ -165,9 +178,9 @@ def launched(monkeypatch):
     """(kernel, grid, block) of every launch since, in order."""
     rows, launch = [], emulate.Module.launch
 
-    def record(self, kernel, grid, block, args, **more):
+    def record(self, kernel, grid, block, *more):
         rows.append((kernel, tuple(grid), tuple(block)))
-        return launch(self, kernel, grid, block, args, **more)
+        return launch(self, kernel, grid, block, *more)
 
     monkeypatch.setattr(emulate.Module, "launch", record)
     return rows

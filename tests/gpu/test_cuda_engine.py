@@ -40,9 +40,13 @@ EXACT = {
     "unfused": cuda("MMVQ", "F16_PREFILL", "FUSE_QKV", "POS_MEMO", "WIDE_RMS", "DECODE_A_FUSE"),
 }
 ROUNDED = {
-    "q8": cuda("F16_PREFILL"),
-    "q8 eager": cuda("F16_PREFILL", "CUDA_GRAPH"),
-    "q8 unfused": cuda("F16_PREFILL", "FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO"),
+    "q8": cuda("F16_PREFILL", "STREAM"),
+    "q8 eager": cuda("F16_PREFILL", "STREAM", "CUDA_GRAPH"),
+    "q8 unfused": cuda("F16_PREFILL", "STREAM", "FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO"),
+    "stream": cuda("F16_PREFILL"),
+    "stream eager": cuda("F16_PREFILL", "CUDA_GRAPH"),
+    "stream plain launches": cuda("F16_PREFILL", "DEPENDENT_LAUNCH"),
+    "stream unfused": cuda("F16_PREFILL", "STREAM_QKV", "STREAM_GLU", "STREAM_ADD", "STREAM_NORM", "ONE_ATTENTION"),
     "default": cuda(kv="f16"),
 }
 

@@ -352,8 +352,8 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
     for (int h = threadIdx.x / WARP; h < group; h += WARPS) combine(c.records, c.out, head + h, c.run.active);
 }
 
-// in0: q, one token; in1, in2: the KV regions; in3: its position. partial: partial_floats(..), 16-byte aligned; aux: a
-// counter per kv head, zero before and after.
+// in0: q, one token; in1, in2: the KV regions; in3: its position. partial: partial_floats(..), 16-byte aligned;
+// counters: one per kv head, zero before and after.
 #define ATTENTION_ONE(t, KV)                                                                                        \
     KERNEL(256) attention_one_##t(const float* q, const KV* k, const KV* v, const int* pos, float* partial,         \
                                   u32* counters, float* out, int n_head, int n_head_kv, int head_dim, int splits) { \

@@ -1,5 +1,6 @@
 // Element by element: residual add, bias, SwiGLU, conversions, and the standalone quantize. In-place is allowed
 // wherever a thread reads only what it writes, so no pointer here is declared free of aliases.
+#include "math.cuh"
 #include "q8.cuh"
 
 KERNEL(256) add_f32(const float* a, const float* b, float* out, int n) {
@@ -12,9 +13,6 @@ KERNEL(256) add_bias_f32(const float* x, const float* bias, float* out, int cols
     const int i = flat_index();
     if (i < n) out[i] = x[i] + bias[i % cols];
 }
-
-// The sum may not be contracted with expf's last product: both kernels must round alike.
-BODY float swiglu(float gate, float up) { return gate / __fadd_rn(1.0f, expf(-gate)) * up; }
 
 KERNEL(256) swiglu_f32(const float* gate, const float* up, float* out, int n) {
     const int i = flat_index();

@@ -1,22 +1,6 @@
 // Rotary embedding, KV store, and the decode epilogue that does bias, rotation and store in one pass. The three share
 // their arithmetic, operation by operation and without contraction, so the fused pass equals the chain bit for bit.
-#include "common.cuh"
-
-struct Angle {
-    float cos, sin;
-};
-
-// pair j of n_rot/2 turns by position · scale / base^(2j/n_rot), divided by the pair's factor if there are factors
-BODY Angle rope_angle(int position, int j, int n_rot, float base, float scale, float factor) {
-    const float freq = scale / powf(base, (2.0f * j) / n_rot);
-    const float theta = position * freq / factor;
-    return {cosf(theta), sinf(theta)};
-}
-
-BODY void rotate(float a, float b, Angle t, float& out_a, float& out_b) {
-    out_a = __fsub_rn(__fmul_rn(a, t.cos), __fmul_rn(b, t.sin));
-    out_b = __fadd_rn(__fmul_rn(a, t.sin), __fmul_rn(b, t.cos));
-}
+#include "math.cuh"
 
 // One thread a pair; grid y is the token. x and out are the same buffer or disjoint ones; features past n_rot are
 // copied. factors may be null. Needs an even n_rot.

@@ -1,0 +1,251 @@
+// Decode's matmuls as persistent blocks that stream rows (stream.cuh). A name says where the activations come from and
+// what becomes of the products:
+//   plane  the q8 plane that another kernel wrote     store  out = product
+//   quant  an f32 row, quantized here                 add    out = product + residual
+//   norm   an f32 row, RMSNorm and quantized here     glu    silu(gate) · up, of two matrices, as quads
+//   quads  the plane that a glu wrote                 qkv    bias, RoPE, q out, k and v into the cache
+// Every block makes the activations anew, in shared memory: a launch less costs more than reading a row from L2.
+#include "math.cuh"
+#include "stream.cuh"
+
+// One block a multiprocessor: two would fit with half the registers, and were slower (benchmarks/decode.md).
+#define STREAM_KERNEL extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)
+
+// Where the activations come from: `prepare` before the wait for the previous kernel, then the call.
+struct FromPlane {
+    const u8* q8;
+    BODY void prepare(int) {}
+    BODY void operator()(const Plane& plane, int id) const { copy_plane(plane, q8, id); }
+};
+struct FromQuads {
+    const u8* quads;
+    BODY void prepare(int) {}
+    BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
+};
+struct FromRow {
+    const float* x;
+    BODY void prepare(int) {}
+    BODY void operator()(const Plane& plane, int id) const { quantize_row(plane, x, id); }
+};
+typedef Norm FromNorm;
+
+// Dynamic shared memory: the plane, the warps' rings, then what an epilogue keeps (kernels.py: stream_shared).
+BODY u8* dynamic_bytes() {
+    extern __shared__ uint4 s_dynamic[];
+    return reinterpret_cast<u8*>(s_dynamic);
+}
+BODY int quads_of(int id) { return (id + QUAD * SUPER - 1) / (QUAD * SUPER); }
+BODY u8* rings(int id) { return dynamic_bytes() + quads_of(id) * Plane::BYTES; }
+BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
+
+BODY Stream open_stream(int id) {
+    __shared__ float s_part[STREAM_WARPS][2][2];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const Shared ring = shared_address(rings(id)) + warp * RING;
+    return {{dynamic_bytes()}, ring, s_part, id / SUPER, quads_of(id), warp, lane};
+}
+
+BODY size_t row_bytes(int type, int id) {
+    return type == 4 ? StreamQ4K::row_bytes(id / SUPER) : StreamQ6K::row_bytes(id / SUPER);
+}
+
+// This block's share of `units` pairs of neighbouring rows.
+BODY Rows neighbours(const u8* w, int type, int id, int units) {
+    const int from = units * blockIdx.x / gridDim.x, to = units * (blockIdx.x + 1) / gridDim.x;
+    return {w, row_bytes(type, id), type, 1, 2, from, to};
+}
+
+// `before` reads what the previous kernel does not write. Then `finish` is given every unit's products by a whole warp.
+template <class From, class Before, class Finish>
+BODY void product(const Rows& rows, From from, int id, const Before& before, const Finish& finish) {
+    const Stream stream = open_stream(id);
+    stream.prime(rows);
+    from.prepare(id);
+    before();
+    wait_for_previous();
+    from(stream.plane, id);
+    __syncthreads();
+    stream.run(rows, finish);
+}
+
+template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
+    product(neighbours(w, type, id, od / 2), from, id, [] {}, [&](int unit, float a, float b) {
+        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
+    });
+}
+
+// residual may be out; no kernel writes it between the one before the previous and this
+template <class From>
+BODY void add(const From& from, const u8* w, const float* residual, float* out, int id, int od, int type) {
+    const Rows rows = neighbours(w, type, id, od / 2);
+    float2* kept = reinterpret_cast<float2*>(epilogue_room(id));
+    const auto keep = [&] {
+        for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS)
+            kept[i] = __ldcg(reinterpret_cast<const float2*>(residual) + rows.from + i);
+    };
+    product(rows, from, id, keep, [&](int unit, float a, float b) {
+        const float2 r = kept[unit - rows.from];
+        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
+    });
+}
+
+// Blocks share the units in whole runs of 32, so that each quantizes its own. quads: the plane that the next matmul
+// copies into its shared memory.
+template <class From>
+BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id, int od, int type) {
+    const int runs = od / Q8_VALUES;
+    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
+    float* kept = epilogue_room(id);
+    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, [] {},
+            [&](int unit, float a, float b) {
+                if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
+            });
+    const int words = (last - first) / 4;
+    for (int i = threadIdx.x; i / WARP * WARP < words; i += STREAM_THREADS) {
+        const bool real = i < words;
+        quantize_word({quads}, first / 4 + i, real ? load4(kept + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real);
+    }
+}
+
+// --- q, k and v -------------------------------------------------------------------------------------------------------
+
+template <class KV> struct Heads {  // sizes, where things are, and RoPE
+    const u8* w[3];
+    const float* bias[3];
+    int type[3], units[3];  // pairs of rows of q, k and v
+    float* q;
+    KV *keys, *values;  // the position's rows
+    int position, hd;
+    float base, scale;
+};
+
+template <class T> BODY T pick(const T (&three)[3], int k) { return k == 0 ? three[0] : k == 1 ? three[1] : three[2]; }
+
+// This block's part of segment k. Blocks share all three by bytes: a row of Q6_K takes longer than one of Q4_K.
+template <class KV> BODY Rows segment(const Heads<KV>& h, int k, int id) {
+    u32 cost[3], total = 0, before = 0;  // in sixteens of bytes
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        cost[i] = static_cast<u32>(row_bytes(h.type[i], id) / 16);
+        if (i < k) before += cost[i] * h.units[i];
+        total += cost[i] * h.units[i];
+    }
+    const int units = pick(h.units, k), per = static_cast<int>(pick(cost, k));
+    const auto edge = [&](u32 block) {  // the first unit that begins at or after the block's share
+        const int at = static_cast<int>(total * block / gridDim.x - before);
+        return max(0, min(units, (at + per - 1) / per));
+    };
+    const int half = k < 2 ? h.hd / 2 : 1, type = pick(h.type, k);
+    const int from = edge(blockIdx.x), to = max(from, edge(blockIdx.x + 1));
+    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, from, to};
+}
+
+// What the epilogue needs of a unit, ready before the previous kernel is done: biases and the angle.
+struct Prepared {
+    float bias_a, bias_b;
+    Angle angle;
+};
+
+template <class KV> BODY Prepared prepare_pair(const Heads<KV>& h, int k, int row, int half) {
+    const float* bias = pick(h.bias, k);
+    const Angle turn = k < 2 ? rope_angle(h.position, row % h.hd, h.hd, h.base, h.scale, 1.0f) : Angle{1.0f, 0.0f};
+    return {bias[row], bias[row + half], turn};
+}
+
+template <class KV> BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, Prepared p, float a, float b) {
+    a += p.bias_a, b += p.bias_b;
+    if (k < 2) rotate(a, b, p.angle, a, b);
+    if (k == 0) {
+        h.q[row] = a, h.q[row + half] = b;
+    } else {
+        KV* to = k == 1 ? h.keys : h.values;
+        store_as(to + row, a), store_as(to + row + half, b);
+    }
+}
+
+// A block has rows of one segment or two, rarely of three.
+template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int id) {
+    __shared__ Rows s_rows[3];
+    if (threadIdx.x % WARP == 0 && threadIdx.x / WARP < 3) s_rows[threadIdx.x / WARP] = segment(h, threadIdx.x / WARP, id);
+    __syncthreads();
+    const Stream stream = open_stream(id);
+    Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
+    bool first = true;
+    for (int k = 0; k < 3; k++) {
+        const Rows rows = s_rows[k];
+        if (rows.from == rows.to) continue;
+        stream.prime(rows);
+        for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS)
+            prepared[i] = prepare_pair(h, k, rows.first(rows.from + i), rows.half);
+        if (first) {
+            from.prepare(id);
+            wait_for_previous();
+            from(stream.plane, id);
+            first = false;
+        }
+        __syncthreads();
+        stream.run(rows, [&](int unit, float a, float b) {
+            const Prepared p = prepared[unit - rows.from];
+            if (threadIdx.x % WARP == 0) finish_pair(h, k, rows.first(unit), rows.half, p, a, b);
+        });
+    }
+    if (first) wait_for_previous();
+}
+
+#define ROWS_ARGS int id, int od, int type
+STREAM_KERNEL stream_plane_store(const u8* w, const u8* q8, float* out, ROWS_ARGS) {
+    store(FromPlane{q8}, w, out, id, od, type);
+}
+STREAM_KERNEL stream_norm_store(const u8* w, const float* norm, const float* x, float* out, ROWS_ARGS, float eps) {
+    store(FromNorm{x, norm, eps}, w, out, id, od, type);
+}
+STREAM_KERNEL stream_quant_store(const u8* w, const float* x, float* out, ROWS_ARGS) {
+    store(FromRow{x}, w, out, id, od, type);
+}
+STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, float* out, ROWS_ARGS) {
+    store(FromQuads{quads}, w, out, id, od, type);
+}
+STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual, float* out, ROWS_ARGS) {
+    add(FromPlane{q8}, w, residual, out, id, od, type);
+}
+STREAM_KERNEL stream_quant_add(const u8* w, const float* x, const float* residual, float* out, ROWS_ARGS) {
+    add(FromRow{x}, w, residual, out, id, od, type);
+}
+STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* residual, float* out, ROWS_ARGS) {
+    add(FromQuads{quads}, w, residual, out, id, od, type);
+}
+STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, ROWS_ARGS) {
+    glu(FromPlane{q8}, gate, up, quads, id, od, type);
+}
+STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, const float* x, u8* quads, ROWS_ARGS,
+                              float eps) {
+    glu(FromNorm{x, norm, eps}, gate, up, quads, id, od, type);
+}
+
+#define HEADS_ARGS                                                                                              \
+    const int *pos, float *q, KV *keys, KV *values, int id, int nqt, int nkt, int hd, int type_q, int type_k,   \
+        int type_v, float base, float scale
+#define WEIGHTS_ARGS                                                                                          \
+    const u8 *wq, const u8 *wk, const u8 *wv, const float *bq, const float *bk, const float *bv
+template <class KV, class From> BODY void qkv_of(const From& from, WEIGHTS_ARGS, HEADS_ARGS) {
+    const int position = pos[0];  // no kernel in between writes it
+    const size_t row = static_cast<size_t>(position) * nkt;
+    const Heads<KV> heads = {{wq, wk, wv}, {bq, bk, bv}, {type_q, type_k, type_v}, {nqt / 2, nkt / 2, nkt / 2}, q,
+                             keys + row, values + row, position, hd, base, scale};
+    qkv<KV>(from, heads, id);
+}
+#define QKV(t, T)                                                                                               \
+    STREAM_KERNEL stream_plane_qkv_##t(WEIGHTS_ARGS, const u8* q8, const int* pos, float* q, T* keys, T* values, \
+                                       int id, int nqt, int nkt, int hd, int type_q, int type_k, int type_v,    \
+                                       float base, float scale) {                                               \
+        qkv_of<T>(FromPlane{q8}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd, type_q, type_k, \
+                  type_v, base, scale);                                                                         \
+    }                                                                                                           \
+    STREAM_KERNEL stream_norm_qkv_##t(WEIGHTS_ARGS, const float* norm, const float* x, const int* pos, float* q, \
+                                      T* keys, T* values, int id, int nqt, int nkt, int hd, int type_q,         \
+                                      int type_k, int type_v, float base, float scale, float eps) {             \
+        qkv_of<T>(FromNorm{x, norm, eps}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd,       \
+                  type_q, type_k, type_v, base, scale);                                                         \
+    }
+QKV(f32, float)
+QKV(f16, __half)
