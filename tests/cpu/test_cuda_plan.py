@@ -12,8 +12,9 @@ from cli import run_main
 from minfer.cli import main
 from minfer.cuda import dispatch
 from minfer.cuda.kernels import KERNELS
-from minfer.cuda.lowering import CudaLowering, resident_bytes
+from minfer.cuda.lowering import CudaLowering
 from minfer.cuda.prefill import LIBRARY
+from minfer.cuda.walk import resident_bytes
 from minfer.devices import Where
 from minfer.engine import plan_pass, plan_step
 from minfer.gguf import open_gguf
