@@ -10,6 +10,7 @@ constexpr int HEADS = 8;  // room for the query heads that a block carries at on
 constexpr int WARPS = THREADS / WARP;
 constexpr int LANES = 8;       // that share a key; as many as HEADS, so that each ends up with one head's scores
 constexpr int MIN_KEYS = 64;   // of a split: fewer are not divided further
+constexpr int ALONE = 192;     // keys that one block takes, since handing over records takes longer than two more steps
 constexpr int BATCH = 16;      // records of a head that a lane has in flight when it adds up the splits
 constexpr int CARRIED = 1024;  // heads · features that a block carries at once: a float4 a thread
 constexpr int MAX_STEP = 8;    // keys that a warp takes at once
@@ -34,7 +35,8 @@ struct Shape {
 struct Run {
     int first, last, active;
     BODY Run(int n_kv, int splits) {
-        const int even = (n_kv + splits - 1) / splits, each = max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
+        const int even = (n_kv + splits - 1) / splits;
+        const int each = n_kv <= ALONE ? n_kv : max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
         active = (n_kv + each - 1) / each;
         first = blockIdx.y * each;
         last = min(n_kv, first + each);
@@ -357,9 +359,9 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
 #define ATTENTION_ONE(t, KV)                                                                                        \
     KERNEL(256) attention_one_##t(const float* q, const KV* k, const KV* v, const int* pos, float* partial,         \
                                   u32* counters, float* out, int n_head, int n_head_kv, int head_dim, int splits) { \
-        wait_for_previous();                                                                                        \
         const Shape shape = {n_head, n_head_kv, head_dim, splits};                                                  \
-        const Run run(pos[0] + 1, splits);                                                                          \
+        const Run run(pos[0] + 1, splits); /* the position is older than the previous kernel */                     \
+        wait_for_previous();                                                                                        \
         if (run.first >= run.last) return;                                                                          \
         attention_one<KV>({q, k, v, out, shape, Records(partial, shape), run}, counters);                           \
     }

@@ -19,8 +19,9 @@ struct FromPlane {
 };
 struct FromQuads {
     const u8* quads;
+    const float* edges;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
+    BODY void operator()(const Plane& plane, int id) const { take_plane(plane, quads, edges, id); }
 };
 struct FromRow {
     const float* x;
@@ -89,22 +90,16 @@ BODY void add(const From& from, const u8* w, const float* residual, float* out, 
     });
 }
 
-// Blocks share the units in whole runs of 32, so that each quantizes its own. quads: the plane that the next matmul
-// copies into its shared memory.
+// to: the plane that the next matmul takes
 template <class From>
-BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id, int od, int type) {
-    const int runs = od / Q8_VALUES;
-    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
+BODY void glu(const From& from, const u8* gate, const u8* up, Handed to, int id, int od, int type) {
+    const int first = share(od, blockIdx.x), last = share(od, blockIdx.x + 1);
     float* kept = epilogue_room(id);
     product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, [] {},
             [&](int unit, float a, float b) {
                 if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
             });
-    const int words = (last - first) / 4;
-    for (int i = threadIdx.x; i / WARP * WARP < words; i += STREAM_THREADS) {
-        const bool real = i < words;
-        quantize_word({quads}, first / 4 + i, real ? load4(kept + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real);
-    }
+    hand_over_plane(to, kept, od);
 }
 
 // --- q, k and v -------------------------------------------------------------------------------------------------------
@@ -202,8 +197,8 @@ STREAM_KERNEL stream_norm_store(const u8* w, const float* norm, const float* x, 
 STREAM_KERNEL stream_quant_store(const u8* w, const float* x, float* out, ROWS_ARGS) {
     store(FromRow{x}, w, out, id, od, type);
 }
-STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, float* out, ROWS_ARGS) {
-    store(FromQuads{quads}, w, out, id, od, type);
+STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, const float* edges, float* out, ROWS_ARGS) {
+    store(FromQuads{quads, edges}, w, out, id, od, type);
 }
 STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual, float* out, ROWS_ARGS) {
     add(FromPlane{q8}, w, residual, out, id, od, type);
@@ -211,15 +206,16 @@ STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual,
 STREAM_KERNEL stream_quant_add(const u8* w, const float* x, const float* residual, float* out, ROWS_ARGS) {
     add(FromRow{x}, w, residual, out, id, od, type);
 }
-STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* residual, float* out, ROWS_ARGS) {
-    add(FromQuads{quads}, w, residual, out, id, od, type);
+STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* edges, const float* residual, float* out,
+                               ROWS_ARGS) {
+    add(FromQuads{quads, edges}, w, residual, out, id, od, type);
 }
-STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, ROWS_ARGS) {
-    glu(FromPlane{q8}, gate, up, quads, id, od, type);
+STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, float* edges, ROWS_ARGS) {
+    glu(FromPlane{q8}, gate, up, {quads, edges}, id, od, type);
 }
-STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, const float* x, u8* quads, ROWS_ARGS,
-                              float eps) {
-    glu(FromNorm{x, norm, eps}, gate, up, quads, id, od, type);
+STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, const float* x, u8* quads, float* edges,
+                              ROWS_ARGS, float eps) {
+    glu(FromNorm{x, norm, eps}, gate, up, {quads, edges}, id, od, type);
 }
 
 #define HEADS_ARGS                                                                                              \

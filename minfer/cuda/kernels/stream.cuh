@@ -402,11 +402,63 @@ BODY void copy_plane(const Plane& plane, const u8* q8, int id) {
     }
 }
 
-// A plane that another kernel wrote in this very form.
-BODY void copy_quads(const Plane& plane, const u8* quads, int id) {
+// --- a plane from one stream kernel to the next -----------------------------------------------------------------------
+
+// Blocks share `n` values as evenly as they can, so some runs of 32, which have one scale, are shared by blocks. Whole
+// runs are handed over quantized; the values of a shared one as f32 in `edges`, and whoever reads the plane quantizes it.
+struct Handed {
+    u8* quads;
+    float* edges;
+};
+
+BODY int share(int n, int block) { return n * block / gridDim.x; }
+
+// This block's values, from share(n, block) on.
+BODY void hand_over_plane(const Handed& to, const float* values, int n) {
+    const int first = share(n, blockIdx.x), last = share(n, blockIdx.x + 1);
+    const int from = first / Q8_VALUES * 8, end = (last + Q8_VALUES - 1) / Q8_VALUES * 8;  // words of the runs touched
+    for (int i = from + threadIdx.x; (i - from) / WARP * WARP < end - from; i += STREAM_THREADS) {
+        const int at = i / 8 * Q8_VALUES;
+        const bool whole = at >= first && at + Q8_VALUES <= last;
+        float v[4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const bool mine = 4 * i + k >= first && 4 * i + k < last;
+            if (mine) v[k] = values[4 * i + k - first];
+            if (mine && !whole) to.edges[4 * i + k] = v[k];
+        }
+        quantize_word({to.quads}, i, make_float4(v[0], v[1], v[2], v[3]), whole);
+    }
+}
+
+// The run that the boundary before `block` divides, if it is the first to divide it; else -1.
+BODY int shared_run(int n, int block) {
+    const int at = share(n, block), before = share(n, block - 1);
+    const bool seen = before % Q8_VALUES != 0 && before / Q8_VALUES == at / Q8_VALUES;
+    return at % Q8_VALUES == 0 || seen ? -1 : at / Q8_VALUES;
+}
+
+BODY void take_plane(const Plane& plane, const u8* quads, const float* edges, int n) {
     const Shared to = shared_address(plane.quads);
-    for (int i = threadIdx.x; i < (id + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16); i += STREAM_THREADS)
+    for (int i = threadIdx.x; i < (n + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16); i += STREAM_THREADS)
         copy_async<16>(to + 16 * i, quads + 16 * i);
     close_group();
+    const int words = (gridDim.x - 1) * 8;  // eight threads a boundary
+    float4 v[HELD];
+    int word[HELD];
+    for (int base = 0; base < words; base += HELD * STREAM_THREADS) {
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int i = base + k * STREAM_THREADS + threadIdx.x, run = i < words ? shared_run(n, 1 + i / 8) : -1;
+            word[k] = run < 0 ? -1 : 8 * run + i % 8;
+            v[k] = run < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4_fresh(edges + 4 * word[k]);
+        }
+        wait_for_groups<0>();
+        __syncthreads();  // of all threads: the copies lie where these words go
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (base + k * STREAM_THREADS + threadIdx.x / WARP * WARP < words)
+                quantize_word(plane, max(word[k], 0), v[k], word[k] >= 0);
+    }
     wait_for_groups<0>();
 }
