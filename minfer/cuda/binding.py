@@ -76,7 +76,7 @@ def scratch_needs(plan: Plan) -> dict[str, int]:
     def most(name: str) -> int:
         return max((x.args.params.get(name, 0) for x in plan.launches), default=0)
 
-    needs = {name: most(f"{name}_bytes") for name in ("q8", "quads", "edges", "partial", "counters", "aux", "ring")}
+    needs = {name: most(f"{name}_bytes") for name in ("q8", "quads", "partial", "counters", "aux", "ring")}
     return {name: nbytes for name, nbytes in needs.items() if nbytes} | {"pos": 4 * plan.n_tokens}
 
 

@@ -7,7 +7,7 @@ A kernel's `args` are its parameters in order:
   in0 in1 ..  inputs          w0 w1 ..  weights           out   output          k v      KV regions
   q8          q8 plane        pos       int32 positions   partial  attention scratch      aux  counters, scratch
   tokens      input           positions input             ring     chosen tokens, in the host's memory
-  quads       activation plane in the form of the stream kernels    edges  f32 values of runs that blocks share
+  quads       activation plane in the form of the stream kernels
   i:NAME      int32           f:NAME    float32
 """
 
@@ -156,7 +156,7 @@ def _each(
 
 
 # source of activations -> its words: weights behind the matrices, inputs, scalars (stream.cu)
-_STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": ("", "quads edges", ""),
+_STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": ("", "quads", ""),
                    "norm": ("norm", "in0", " f:eps")}  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _stream_rows() -> list[Kernel]:
     epilogues = {  # -> matrices and biases, what it reads and writes, scalars; and its sources
         "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads")),
         "add": ("w0", "in1 out", sizes, ("plane", "quant", "quads")),
-        "glu": ("w0 w1", "quads edges", sizes, ("plane", "norm")),
+        "glu": ("w0 w1", "quads", sizes, ("plane", "norm")),
         "qkv_f32": (*qkv, ("plane", "norm")),
         "qkv_f16": (*qkv, ("plane", "norm")),
     }
@@ -206,7 +206,7 @@ def plane_quads(id: int) -> int:
 
 def stream_ring(shared: int) -> int:
     """Bytes of a warp's ring in stream.cuh, on a GPU that gives a block so many bytes of shared memory."""
-    return 5040 if shared >= SMALL_SHARED else 3456
+    return 6912 if shared >= SMALL_SHARED else 3456
 
 
 def stream_shared(id: int, kept: int, ring: int) -> int:

@@ -15,7 +15,7 @@ from minfer.cuda.walk import Walk, plane_bytes, quantize, resident_bytes
 from minfer.fusions import stream
 from minfer.fusions.activation_cache import Key
 from minfer.graph import Node
-from minfer.ops import F32, OPS
+from minfer.ops import OPS
 from minfer.plan import Args, Ref
 
 _EPILOGUE = {"stream_matmul": "store", "stream_add": "add", "stream_glu": "glu", "stream_qkv": "qkv_{kv}"}
@@ -49,13 +49,8 @@ def _source(walk: Walk, node: Node) -> str:
 
 def _to_quads(args: Args, cols: int) -> Args:
     """The output is the plane in scratch, not a row of f32."""
-    out = Ref("scratch", "quads", 1, plane_quads(cols))
-    return replace(args, out=out, params=dict(args.params) | _handed(cols))
-
-
-def _handed(cols: int) -> dict[str, int]:
-    """Sizes of what a stream_glu hands to the matmul that reads it."""
-    return {"quads_bytes": plane_quads(cols), "edges_bytes": F32 * cols}
+    nbytes = plane_quads(cols)
+    return replace(args, out=Ref("scratch", "quads", 1, nbytes), params=dict(args.params) | {"quads_bytes": nbytes})
 
 
 def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
@@ -70,9 +65,9 @@ def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
         kept = 4 * most_pairs(walk, node)  # biases and an angle of each
     else:
         sizes = {"od": od, "type": types[0]}
-        kept = {"stream_add": 2 * -(-od // 2 // blocks), "stream_glu": -(-od // blocks)}.get(node.op, 0)
+        kept = {"stream_add": 2 * -(-od // 2 // blocks), "stream_glu": stream.RUN * -(-od // stream.RUN // blocks)}.get(node.op, 0)
     if walk.graph.nodes[node.inputs[0]].op == "stream_glu":
-        sizes |= _handed(id)
+        sizes["quads_bytes"] = plane_quads(id)
     return sizes | {"id": id, "shared": stream_shared(id, kept, stream_ring(walk.gpu.shared))}
 
 

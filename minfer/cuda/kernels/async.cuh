@@ -34,18 +34,21 @@ BODY u16 shared_load2(Shared p) {
 }
 #endif
 
-// N bytes, 8 or 16, both sides aligned to N; past L1 where the hardware can
-template <int N> BODY void copy_async(Shared to, const u8* from) {
+// N bytes, 4, 8 or 16, both sides aligned to N; past L1 where the hardware can
+template <int N> BODY void copy_async(Shared to, const void* source) {
+    const u8* from = static_cast<const u8*>(source);
 #ifdef CUDA_ON_CPU
     if constexpr (N == 16)
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    else
+    else if constexpr (N == 8)
         *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+    else
+        *reinterpret_cast<u32*>(to) = load_u32(from);
 #else
     if constexpr (N == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N) : "memory");
 #endif
 }
 

@@ -10,7 +10,7 @@ constexpr int HEADS = 8;  // room for the query heads that a block carries at on
 constexpr int WARPS = THREADS / WARP;
 constexpr int LANES = 8;       // that share a key; as many as HEADS, so that each ends up with one head's scores
 constexpr int MIN_KEYS = 64;   // of a split: fewer are not divided further
-constexpr int ALONE = 192;     // keys that one block takes, since handing over records takes longer than two more steps
+constexpr int ALONE = 128;     // keys that one block takes: handing over records takes longer than one more step
 constexpr int BATCH = 16;      // records of a head that a lane has in flight when it adds up the splits
 constexpr int CARRIED = 1024;  // heads · features that a block carries at once: a float4 a thread
 constexpr int MAX_STEP = 8;    // keys that a warp takes at once
@@ -33,8 +33,8 @@ struct Shape {
 
 // The keys first..last-1 of this block. Splits from `active` on have none.
 struct Run {
-    int first, last, active;
-    BODY Run(int n_kv, int splits) {
+    int n_kv, first, last, active;
+    BODY Run(int n, int splits) : n_kv(n) {
         const int even = (n_kv + splits - 1) / splits;
         const int each = n_kv <= ALONE ? n_kv : max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
         active = (n_kv + each - 1) / each;
@@ -271,11 +271,14 @@ template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, in
 template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& s, int head, int heads) {
     using W = Walk<KV, DIM, H>;
     constexpr int BLOCK_STEP = WARPS * W::STEP;
-    const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
     const int warp = threadIdx.x / WARP, last = c.run.last;
     W walk(c);
     int at = c.run.first + warp * W::STEP;
-    if (at < last) walk.load_keys(at);
+    const bool old = at + W::STEP < c.run.n_kv;  // without the newest key: in the cache since earlier steps
+    if (at < last && old) walk.load_keys(at);
+    wait_for_previous();
+    const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
+    if (at < last && !old) walk.load_keys(at);
     s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
     __syncthreads();
     for (; at < last; at += BLOCK_STEP) {
@@ -361,7 +364,6 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
                                   u32* counters, float* out, int n_head, int n_head_kv, int head_dim, int splits) { \
         const Shape shape = {n_head, n_head_kv, head_dim, splits};                                                  \
         const Run run(pos[0] + 1, splits); /* the position is older than the previous kernel */                     \
-        wait_for_previous();                                                                                        \
         if (run.first >= run.last) return;                                                                          \
         attention_one<KV>({q, k, v, out, shape, Records(partial, shape), run}, counters);                           \
     }

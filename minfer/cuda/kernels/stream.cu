@@ -17,16 +17,15 @@ struct FromPlane {
     BODY void prepare(int) {}
     BODY void operator()(const Plane& plane, int id) const { copy_plane(plane, q8, id); }
 };
-struct FromQuads {
-    const u8* quads;
-    const float* edges;
-    BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { take_plane(plane, quads, edges, id); }
-};
 struct FromRow {
     const float* x;
     BODY void prepare(int) {}
     BODY void operator()(const Plane& plane, int id) const { quantize_row(plane, x, id); }
+};
+struct FromQuads {
+    const u8* quads;
+    BODY void prepare(int) {}
+    BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
 };
 typedef Norm FromNorm;
 
@@ -43,7 +42,7 @@ BODY Stream open_stream(int id) {
     __shared__ float s_part[STREAM_WARPS][2][2];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Shared ring = shared_address(rings(id)) + warp * RING;
-    return {{dynamic_bytes()}, ring, s_part, id / SUPER, quads_of(id), warp, lane};
+    return {{dynamic_bytes()}, ring, s_part, id / SUPER, warp, lane};
 }
 
 BODY size_t row_bytes(int type, int id) {
@@ -56,13 +55,14 @@ BODY Rows neighbours(const u8* w, int type, int id, int units) {
     return {w, row_bytes(type, id), type, 1, 2, from, to};
 }
 
-// `before` reads what the previous kernel does not write. Then `finish` is given every unit's products by a whole warp.
+// `before` begins to fetch what the previous kernel does not write, ahead of the weights, which are many: what is asked
+// for behind them comes late. Then `finish` is given every unit's products by a whole warp.
 template <class From, class Before, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Before& before, const Finish& finish) {
     const Stream stream = open_stream(id);
-    stream.prime(rows);
     from.prepare(id);
-    before();
+    before(stream);
+    stream.prime(rows);
     wait_for_previous();
     from(stream.plane, id);
     __syncthreads();
@@ -70,7 +70,7 @@ BODY void product(const Rows& rows, From from, int id, const Before& before, con
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
-    product(neighbours(w, type, id, od / 2), from, id, [] {}, [&](int unit, float a, float b) {
+    product(neighbours(w, type, id, od / 2), from, id, [](const Stream&) {}, [&](int unit, float a, float b) {
         if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
     });
 }
@@ -80,9 +80,11 @@ template <class From>
 BODY void add(const From& from, const u8* w, const float* residual, float* out, int id, int od, int type) {
     const Rows rows = neighbours(w, type, id, od / 2);
     float2* kept = reinterpret_cast<float2*>(epilogue_room(id));
-    const auto keep = [&] {
-        for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS)
-            kept[i] = __ldcg(reinterpret_cast<const float2*>(residual) + rows.from + i);
+    const auto keep = [&](const Stream& stream) {  // by the warp that will finish the unit
+        const int2 mine = stream.begun(rows);
+        for (int i = mine.x + stream.lane; i < mine.y; i += WARP)
+            copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i));
+        close_group();
     };
     product(rows, from, id, keep, [&](int unit, float a, float b) {
         const float2 r = kept[unit - rows.from];
@@ -90,16 +92,17 @@ BODY void add(const From& from, const u8* w, const float* residual, float* out, 
     });
 }
 
-// to: the plane that the next matmul takes
+// Blocks share the rows in whole runs of 32, which have one scale. quads: the plane that the next matmul takes.
 template <class From>
-BODY void glu(const From& from, const u8* gate, const u8* up, Handed to, int id, int od, int type) {
-    const int first = share(od, blockIdx.x), last = share(od, blockIdx.x + 1);
+BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id, int od, int type) {
+    const int runs = od / Q8_VALUES;
+    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
     float* kept = epilogue_room(id);
-    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, [] {},
+    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, [](const Stream&) {},
             [&](int unit, float a, float b) {
                 if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
             });
-    hand_over_plane(to, kept, od);
+    write_plane(quads, kept, first, last - first);
 }
 
 // --- q, k and v -------------------------------------------------------------------------------------------------------
@@ -135,19 +138,13 @@ template <class KV> BODY Rows segment(const Heads<KV>& h, int k, int id) {
     return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, from, to};
 }
 
-// What the epilogue needs of a unit, ready before the previous kernel is done: biases and the angle.
+// What the epilogue needs of a unit, prepared by the warp that will finish it before the previous kernel is done.
 struct Prepared {
     float bias_a, bias_b;
     Angle angle;
 };
 
-template <class KV> BODY Prepared prepare_pair(const Heads<KV>& h, int k, int row, int half) {
-    const float* bias = pick(h.bias, k);
-    const Angle turn = k < 2 ? rope_angle(h.position, row % h.hd, h.hd, h.base, h.scale, 1.0f) : Angle{1.0f, 0.0f};
-    return {bias[row], bias[row + half], turn};
-}
-
-template <class KV> BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, Prepared p, float a, float b) {
+template <class KV> BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepared& p, float a, float b) {
     a += p.bias_a, b += p.bias_b;
     if (k < 2) rotate(a, b, p.angle, a, b);
     if (k == 0) {
@@ -169,19 +166,25 @@ template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int
     for (int k = 0; k < 3; k++) {
         const Rows rows = s_rows[k];
         if (rows.from == rows.to) continue;
+        const int2 mine = stream.begun(rows);
+        for (int i = mine.x + stream.lane; i < mine.y; i += WARP) {
+            const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
+            copy_async<4>(shared_address(&prepared[i].bias_a), bias);
+            copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
+        }
+        close_group();
+        if (first) from.prepare(id);
         stream.prime(rows);
-        for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS)
-            prepared[i] = prepare_pair(h, k, rows.first(rows.from + i), rows.half);
+        for (int i = mine.x + stream.lane; i < mine.y && k < 2; i += WARP)
+            prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
         if (first) {
-            from.prepare(id);
             wait_for_previous();
             from(stream.plane, id);
             first = false;
         }
         __syncthreads();
         stream.run(rows, [&](int unit, float a, float b) {
-            const Prepared p = prepared[unit - rows.from];
-            if (threadIdx.x % WARP == 0) finish_pair(h, k, rows.first(unit), rows.half, p, a, b);
+            if (threadIdx.x % WARP == 0) finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
         });
     }
     if (first) wait_for_previous();
@@ -197,8 +200,8 @@ STREAM_KERNEL stream_norm_store(const u8* w, const float* norm, const float* x, 
 STREAM_KERNEL stream_quant_store(const u8* w, const float* x, float* out, ROWS_ARGS) {
     store(FromRow{x}, w, out, id, od, type);
 }
-STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, const float* edges, float* out, ROWS_ARGS) {
-    store(FromQuads{quads, edges}, w, out, id, od, type);
+STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, float* out, ROWS_ARGS) {
+    store(FromQuads{quads}, w, out, id, od, type);
 }
 STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual, float* out, ROWS_ARGS) {
     add(FromPlane{q8}, w, residual, out, id, od, type);
@@ -206,16 +209,16 @@ STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual,
 STREAM_KERNEL stream_quant_add(const u8* w, const float* x, const float* residual, float* out, ROWS_ARGS) {
     add(FromRow{x}, w, residual, out, id, od, type);
 }
-STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* edges, const float* residual, float* out,
+STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* residual, float* out,
                                ROWS_ARGS) {
-    add(FromQuads{quads, edges}, w, residual, out, id, od, type);
+    add(FromQuads{quads}, w, residual, out, id, od, type);
 }
-STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, float* edges, ROWS_ARGS) {
-    glu(FromPlane{q8}, gate, up, {quads, edges}, id, od, type);
+STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, ROWS_ARGS) {
+    glu(FromPlane{q8}, gate, up, quads, id, od, type);
 }
-STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, const float* x, u8* quads, float* edges,
+STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, const float* x, u8* quads,
                               ROWS_ARGS, float eps) {
-    glu(FromNorm{x, norm, eps}, gate, up, {quads, edges}, id, od, type);
+    glu(FromNorm{x, norm, eps}, gate, up, quads, id, od, type);
 }
 
 #define HEADS_ARGS                                                                                              \

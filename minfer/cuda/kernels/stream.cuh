@@ -16,9 +16,9 @@ inline constexpr int QUAD = 4;  // superblocks
 inline constexpr int LANES = 16;  // of a row
 // Bytes of a warp's ring, and how many items of each type it holds. STREAM_SMALL: for 99 KB of shared memory a block.
 #ifdef STREAM_SMALL
-inline constexpr int RING = 3456, Q4_STAGES = 3, Q6_STAGES = 2;
+inline constexpr int RING = 3456, Q4_STAGES = 1, Q6_STAGES = 2;
 #else
-inline constexpr int RING = 5040, Q4_STAGES = 4, Q6_STAGES = 3;
+inline constexpr int RING = 6912, Q4_STAGES = 3, Q6_STAGES = 4;
 #endif
 
 // The activations in shared memory, quad by quad, ready for the lanes:
@@ -76,52 +76,54 @@ BODY float4 as_floats(uint4 v) {
 BODY float2 halves(u32 v) { return __half22float2(*reinterpret_cast<const __half2*>(&v)); }
 
 // A type of weight, as items pass through the ring:
+//   SPAN           superblocks of an item's row, a multiple of QUAD
 //   STAGE, STAGES  bytes of an item, items in a ring
 //   row_bytes      of a row of so many superblocks
-//   Source         what a warp copies: `begin` a unit at a quad, `copy` the quad of both rows, `advance` to the next
-//   dot            a lane's part of an item's products; x: the quad of the plane
-//   total          both products, in every lane
+//   Source         what a warp copies: `begin` a unit at an item, `copy` both its rows, `advance` to the next
+//   dot            adds a lane's part of both rows' products; x: the item's first quad of the plane
 struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 128 of nibbles
-    static constexpr int BLOCK = 144, ROW = QUAD * BLOCK, STAGE = 2 * ROW, STAGES = Q4_STAGES;
+    static constexpr int SPAN = 8, BLOCK = 144, ROW = SPAN * BLOCK, STAGE = 2 * ROW, STAGES = Q4_STAGES;
     static BODY size_t row_bytes(int superblocks) { return static_cast<size_t>(superblocks) * BLOCK; }
 
-    // Half a warp a row.
     struct Source {
-        const u8* from;  // this lane's first chunk of the quad
+        const u8* from;  // this lane's first chunk of the item
+        size_t delta;
         int chunks;  // of the row, from there on
-        BODY void begin(const u8* row, size_t delta, int quad, int superblocks, int lane) {
-            from = row + (lane / LANES ? delta : 0) + quad * ROW + 16 * (lane % LANES);
-            chunks = (superblocks - quad * QUAD) * (BLOCK / 16) - lane % LANES;
+        BODY void begin(const u8* row, size_t to_second, int item, int superblocks, int lane) {
+            from = row + item * ROW + 16 * lane, delta = to_second;
+            chunks = (superblocks - item * SPAN) * (BLOCK / 16) - lane;
         }
         BODY void advance() { from += ROW, chunks -= ROW / 16; }
         BODY void copy(Shared to, int, int lane) const {
-            to += lane / LANES * ROW + 16 * (lane % LANES);
-            if (chunks > 0) copy_async<16>(to, from);
-            if (chunks > 16) copy_async<16>(to + 256, from + 256);
-            if (chunks > 32 && lane % LANES < ROW / 16 - 32) copy_async<16>(to + 512, from + 512);
+            to += 16 * lane;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const u8* row = r ? from + delta : from;
+                if (chunks > 0) copy_async<16>(to + r * ROW, row);
+                if (chunks > 32) copy_async<16>(to + r * ROW + 512, row + 512);
+                if (chunks > 64 && lane < ROW / 16 - 64) copy_async<16>(to + r * ROW + 1024, row + 1024);
+            }
         }
     };
 
-    typedef float Sum;  // of the half's row
-    static BODY void dot(Sum& sum, Shared stage, Shared x, int lane, int superblocks_left) {
-        const int l = lane % LANES;
-        if (l / 4 < superblocks_left) sum += dot_half(stage + lane / LANES * ROW, x + 16 * l, l);
-    }
-    static BODY float2 total(Sum sum) {
+    // Four lanes a superblock, both rows.
+    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
+        if (lane / 4 >= superblocks_left) return;
+        x += lane / LANES * Plane::BYTES + 16 * (lane % LANES);
+        uint4 v[4];
 #pragma unroll
-        for (int k = LANES / 2; k > 0; k /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, k);
-        return make_float2(__shfl_sync(ALL_LANES, sum, 0), __shfl_sync(ALL_LANES, sum, LANES));
+        for (int t = 0; t < 4; t++) v[t] = shared_load16(x + t * Plane::CHUNKS);
+        const float4 scale = as_floats(shared_load16(x + Plane::SCALES));
+        const Shared block = stage + lane / 4 * BLOCK;
+        sum.x += dot_row(block, v, scale, lane % 4);
+        sum.y += dot_row(block + ROW, v, scale, lane % 4);
     }
 
-    static BODY float dot_half(Shared row, Shared x, int l) {
-        const int j = l % 4;
-        const Shared block = row + l / 4 * BLOCK, q = block + 16 + 32 * j;
+    static BODY float dot_row(Shared block, const uint4 (&x)[4], float4 scale, int j) {
+        const Shared q = block + 16 + 32 * j;
         const uint4 head = shared_load16(block), q0 = shared_load16(q), q1 = shared_load16(q + 16);
-        int low = dot16(masked(q0, 0x0f0f0f0fu), shared_load16(x), 0);
-        low = dot16(masked(q1, 0x0f0f0f0fu), shared_load16(x + Plane::CHUNKS), low);
-        int high = dot16_us(masked(q0, 0xf0f0f0f0u), shared_load16(x + 2 * Plane::CHUNKS), 0);  // 16 times
-        high = dot16_us(masked(q1, 0xf0f0f0f0u), shared_load16(x + 3 * Plane::CHUNKS), high);
-        const float4 scale = as_floats(shared_load16(x + Plane::SCALES));
+        const int low = dot16(masked(q1, 0x0f0f0f0fu), x[1], dot16(masked(q0, 0x0f0f0f0fu), x[0], 0));
+        const int high = dot16_us(masked(q1, 0xf0f0f0f0u), x[3], dot16_us(masked(q0, 0xf0f0f0f0u), x[2], 0));  // 16 times
         // Six bits each of scale and min of runs 2j and 2j + 1 (see k_scales in quants.cuh), as four bytes at once.
         const u32 pick = j % 2 ? 0x7632u : 0x5410u;
         const u32 six = __byte_perm(head.y, head.z, pick), four = __byte_perm(head.w, head.w >> 4, pick);
@@ -129,8 +131,7 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
         const float2 d = halves(head.x);
         const float product = scale.x * static_cast<float>(low * static_cast<int>(v & 0xffu)) +
                               scale.y * static_cast<float>(high * static_cast<int>(v >> 8 & 0xffu));
-        const float offset =
-            scale.z * static_cast<float>(v >> 16 & 0xffu) + scale.w * static_cast<float>(v >> 24);
+        const float offset = scale.z * static_cast<float>(v >> 16 & 0xffu) + scale.w * static_cast<float>(v >> 24);
         return d.x * product - d.y * offset;
     }
 };
@@ -138,7 +139,7 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
 struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
     static constexpr int QL = 128, QH = 64, SC = 16, D = 2;  // bytes a superblock
     static constexpr int NIBBLES = 0, UPPER = 2 * QUAD * QL, SCALES = UPPER + 2 * QUAD * QH;  // of both rows
-    static constexpr int DS = SCALES + 2 * QUAD * SC, STAGE = DS + 2 * QUAD * D, STAGES = Q6_STAGES;
+    static constexpr int SPAN = QUAD, DS = SCALES + 2 * QUAD * SC, STAGE = DS + 2 * QUAD * D, STAGES = Q6_STAGES;
     static BODY size_t row_bytes(int superblocks) {
         return static_cast<size_t>(superblocks) * (QL + QH + SC) + (superblocks * D + 15) / 16 * 16;
     }
@@ -168,9 +169,8 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
         }
     };
 
-    typedef float2 Sum;  // of both rows
-    // Lane s = 2j + h of a superblock has chunks t = h and 2 + h of the plane's lane 4 * superblock + j.
-    static BODY void dot(Sum& sum, Shared stage, Shared x, int lane, int superblocks_left) {
+    // Lane s = 2j + h of a superblock, eight of them, has chunks t = h and 2 + h of the plane's lane 4 * superblock + j.
+    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
         if (lane / 8 >= superblocks_left) return;
         const int h = lane % 2;
         x += 16 * (lane / 2);
@@ -192,7 +192,6 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
             (r ? sum.y : sum.x) += __half2float(__ushort_as_half(dw)) * product;
         }
     }
-    static BODY float2 total(Sum sum) { return make_float2(warp_sum(sum.x), warp_sum(sum.y)); }
 
     static BODY u32 upper(u32 bits, int k) { return (k < 2 ? bits << (4 - 2 * k) : bits >> (2 * k - 4)) & 0x30303030u; }
     static BODY uint4 six(uint4 w, u32 bits) {
@@ -216,41 +215,44 @@ struct Stream {
     Plane plane;
     Shared ring;  // this warp's
     float (*part)[2][2];  // per warp: sums of the unit at its beginning and at its end, when it has only a part of it
-    int superblocks, quads, warp, lane;
+    int superblocks, warp, lane;
 
-    BODY int item(const Rows& rows, int of_warp) const { return (rows.to - rows.from) * quads * of_warp / STREAM_WARPS; }
+    template <class T> BODY int of_unit() const { return (superblocks + T::SPAN - 1) / T::SPAN; }  // items
+    template <class T> BODY int item(const Rows& rows, int of_warp) const {
+        return (rows.to - rows.from) * of_unit<T>() * of_warp / STREAM_WARPS;
+    }
 
-    // The copying side: unit by unit, quad by quad, STAGES items ahead of the products.
+    // The copying side: unit by unit, item by item, STAGES ahead of the products.
     template <class T> struct Ahead {
         typename T::Source source;
-        int unit, quads_left, items_left;
+        int unit, left_of_unit, left;
     };
 
-    template <class T> BODY void enter(Ahead<T>& ahead, const Rows& rows, int quad) const {
+    template <class T> BODY void enter(Ahead<T>& ahead, const Rows& rows, int item) const {
         const u8* row = rows.w + T::row_bytes(superblocks) * rows.first(ahead.unit);
-        ahead.source.begin(row, rows.delta, quad, superblocks, lane);
-        ahead.quads_left = quads - quad;
+        ahead.source.begin(row, rows.delta, item, superblocks, lane);
+        ahead.left_of_unit = of_unit<T>() - item;
     }
 
     template <class T> BODY Ahead<T> ahead_at(const Rows& rows, int at, int end) const {
         Ahead<T> ahead;
-        ahead.unit = rows.from + at / quads, ahead.items_left = end - at;
-        enter(ahead, rows, at % quads);
+        ahead.unit = rows.from + at / of_unit<T>(), ahead.left = end - at;
+        enter(ahead, rows, at % of_unit<T>());
         return ahead;
     }
 
     template <class T> BODY void copy(Ahead<T>& ahead, const Rows& rows, Shared stage) const {
-        if (ahead.items_left > 0) {
+        if (ahead.left > 0) {
             ahead.source.copy(stage, superblocks, lane);
-            ahead.items_left--;
+            ahead.left--;
             ahead.source.advance();
-            if (--ahead.quads_left == 0) ahead.unit++, enter(ahead, rows, 0);
+            if (--ahead.left_of_unit == 0) ahead.unit++, enter(ahead, rows, 0);
         }
         close_group();
     }
 
     template <class T> BODY void prime(const Rows& rows) const {
-        Ahead<T> ahead = ahead_at<T>(rows, item(rows, warp), item(rows, warp + 1));
+        Ahead<T> ahead = ahead_at<T>(rows, item<T>(rows, warp), item<T>(rows, warp + 1));
 #pragma unroll
         for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE);
     }
@@ -258,35 +260,37 @@ struct Stream {
     // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
     // block's threads meet in here.
     template <class T, class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
-        const int begin = item(rows, warp), end = item(rows, warp + 1);
+        const int begin = item<T>(rows, warp), end = item<T>(rows, warp + 1), per = of_unit<T>();
+        constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
         Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
-        int unit = rows.from + begin / quads, quad = begin % quads;
-        Shared stage = ring, x = first + quad * Plane::BYTES;
-        bool whole = quad == 0;
-        typename T::Sum sum = {};
+        int unit = rows.from + begin / per, at = begin % per;
+        Shared stage = ring, x = first + at * step;
+        bool whole = at == 0;
+        float2 sum = {0.0f, 0.0f};
         for (int left = end - begin; left > 0;) {
             wait_for_groups<T::STAGES - 1>();
             __syncwarp();
-            T::dot(sum, stage, x, lane, superblocks - quad * QUAD);
+            T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
             __syncwarp();
             copy(ahead, rows, stage);
             stage += T::STAGE;
             if (stage == last) stage = ring;
-            left--, quad++, x += Plane::BYTES;
-            if (quad < quads && left > 0) continue;
-            hand_over(T::total(sum), whole, quad == quads, unit, finish);
-            if (quad < quads) break;
-            unit++, quad = 0, x = first, whole = true, sum = {};
+            left--, at++, x += step;
+            if (at < per && left > 0) continue;
+            hand_over(sum, whole, at == per, unit, finish);
+            if (at < per) break;
+            unit++, at = 0, x = first, whole = true, sum = {0.0f, 0.0f};
         }
         __syncthreads();
-        if (end > begin && whole && quad > 0 && quad < quads) gather(rows, unit, end, finish);
+        if (end > begin && whole && at > 0 && at < per) gather<T>(rows, unit, end, finish);
         __syncthreads();
     }
 
     // The end of a unit, or of the warp's share of it.
     template <class Finish>
     BODY void hand_over(float2 sum, bool begun, bool ended, int unit, const Finish& finish) const {
+        sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
         if (begun && ended)
             finish(unit, sum.x, sum.y);
         else if (lane == 0)
@@ -294,15 +298,25 @@ struct Stream {
     }
 
     // The unit that this warp began and later ones went on with: their sums in warp order.
-    template <class Finish> BODY void gather(const Rows& rows, int unit, int end, const Finish& finish) const {
-        const int last = (unit + 1 - rows.from) * quads;
+    template <class T, class Finish>
+    BODY void gather(const Rows& rows, int unit, int end, const Finish& finish) const {
+        const int last = (unit + 1 - rows.from) * of_unit<T>();
         float a = part[warp][1][0], b = part[warp][1][1];
         for (int w = warp + 1; end < last; w++) {
-            const int next = item(rows, w + 1);
+            const int next = item<T>(rows, w + 1);
             if (next > end) a += part[w][0][0], b += part[w][0][1];
             end = next;
         }
         finish(unit, a, b);
+    }
+
+    // The units that begin among this warp's items, counted from rows.from: x up to y - 1.
+    BODY int2 begun(const Rows& rows) const {
+        return rows.type == 4 ? begun<StreamQ4K>(rows) : begun<StreamQ6K>(rows);
+    }
+    template <class T> BODY int2 begun(const Rows& rows) const {
+        const int per = of_unit<T>();
+        return {(item<T>(rows, warp) + per - 1) / per, (item<T>(rows, warp + 1) + per - 1) / per};
     }
 
     // Type by number, so that q, k and v may differ.
@@ -404,61 +418,19 @@ BODY void copy_plane(const Plane& plane, const u8* q8, int id) {
 
 // --- a plane from one stream kernel to the next -----------------------------------------------------------------------
 
-// Blocks share `n` values as evenly as they can, so some runs of 32, which have one scale, are shared by blocks. Whole
-// runs are handed over quantized; the values of a shared one as f32 in `edges`, and whoever reads the plane quantizes it.
-struct Handed {
-    u8* quads;
-    float* edges;
-};
-
-BODY int share(int n, int block) { return n * block / gridDim.x; }
-
-// This block's values, from share(n, block) on.
-BODY void hand_over_plane(const Handed& to, const float* values, int n) {
-    const int first = share(n, blockIdx.x), last = share(n, blockIdx.x + 1);
-    const int from = first / Q8_VALUES * 8, end = (last + Q8_VALUES - 1) / Q8_VALUES * 8;  // words of the runs touched
-    for (int i = from + threadIdx.x; (i - from) / WARP * WARP < end - from; i += STREAM_THREADS) {
-        const int at = i / 8 * Q8_VALUES;
-        const bool whole = at >= first && at + Q8_VALUES <= last;
-        float v[4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const bool mine = 4 * i + k >= first && 4 * i + k < last;
-            if (mine) v[k] = values[4 * i + k - first];
-            if (mine && !whole) to.edges[4 * i + k] = v[k];
-        }
-        quantize_word({to.quads}, i, make_float4(v[0], v[1], v[2], v[3]), whole);
+// A block's values, a whole number of runs of 32, the first of them value `first` of the row.
+BODY void write_plane(u8* quads, const float* values, int first, int count) {
+    const int words = count / 4;
+    for (int i = threadIdx.x; i / WARP * WARP < words; i += STREAM_THREADS) {
+        const bool real = i < words;
+        quantize_word({quads}, first / 4 + i, real ? load4(values + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real);
     }
 }
 
-// The run that the boundary before `block` divides, if it is the first to divide it; else -1.
-BODY int shared_run(int n, int block) {
-    const int at = share(n, block), before = share(n, block - 1);
-    const bool seen = before % Q8_VALUES != 0 && before / Q8_VALUES == at / Q8_VALUES;
-    return at % Q8_VALUES == 0 || seen ? -1 : at / Q8_VALUES;
-}
-
-BODY void take_plane(const Plane& plane, const u8* quads, const float* edges, int n) {
-    const Shared to = shared_address(plane.quads);
-    for (int i = threadIdx.x; i < (n + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16); i += STREAM_THREADS)
-        copy_async<16>(to + 16 * i, quads + 16 * i);
-    close_group();
-    const int words = (gridDim.x - 1) * 8;  // eight threads a boundary
-    float4 v[HELD];
-    int word[HELD];
-    for (int base = 0; base < words; base += HELD * STREAM_THREADS) {
-#pragma unroll
-        for (int k = 0; k < HELD; k++) {
-            const int i = base + k * STREAM_THREADS + threadIdx.x, run = i < words ? shared_run(n, 1 + i / 8) : -1;
-            word[k] = run < 0 ? -1 : 8 * run + i % 8;
-            v[k] = run < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4_fresh(edges + 4 * word[k]);
-        }
-        wait_for_groups<0>();
-        __syncthreads();  // of all threads: the copies lie where these words go
-#pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (base + k * STREAM_THREADS + threadIdx.x / WARP * WARP < words)
-                quantize_word(plane, max(word[k], 0), v[k], word[k] >= 0);
-    }
-    wait_for_groups<0>();
+BODY void copy_quads(const Plane& plane, const u8* quads, int id) {
+    const uint4* from = reinterpret_cast<const uint4*>(quads);
+    uint4* to = reinterpret_cast<uint4*>(plane.quads);
+    const int chunks = (id + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16);
+#pragma unroll 5
+    for (int i = threadIdx.x; i < chunks; i += STREAM_THREADS) to[i] = __ldcg(from + i);
 }
