@@ -44,7 +44,7 @@ BLOCK: dict[str, int] = {
     "add_bias": 256,
     "argmax": 256,
     "attention_combine": 256,
-    "attention_one": 256,
+    "attention_one": 512,
     "attention_split": 256,
     "attn_bias_rope_store": 256,
     "dequant": 256,

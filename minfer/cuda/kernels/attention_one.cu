@@ -7,10 +7,9 @@
 #include "common.cuh"
 
 constexpr int HEADS = 8;  // room for the query heads that a block carries at once
-constexpr int WARPS = THREADS / WARP;
+constexpr int WARPS = 16, SLOTS = WARPS / 2;  // sums of two warps share a slot of shared memory
 constexpr int LANES = 8;       // that share a key; as many as HEADS, so that each ends up with one head's scores
-constexpr int MIN_KEYS = 64;   // of a split: fewer are not divided further
-constexpr int ALONE = 128;     // keys that one block takes: handing over records takes longer than one more step
+constexpr int MIN_KEYS = 128;  // of a split, a step of the block: fewer are not divided further
 constexpr int BATCH = 16;      // records of a head that a lane has in flight when it adds up the splits
 constexpr int CARRIED = 1024;  // heads · features that a block carries at once: a float4 a thread
 constexpr int MAX_STEP = 8;    // keys that a warp takes at once
@@ -35,8 +34,7 @@ struct Shape {
 struct Run {
     int n_kv, first, last, active;
     BODY Run(int n, int splits) : n_kv(n) {
-        const int even = (n_kv + splits - 1) / splits;
-        const int each = n_kv <= ALONE ? n_kv : max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
+        const int even = (n_kv + splits - 1) / splits, each = max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
         active = (n_kv + each - 1) / each;
         first = blockIdx.y * each;
         last = min(n_kv, first + each);
@@ -60,7 +58,7 @@ struct Shared {
     float4 query[CARRIED / 4];                 // scaled; in the order of query_place
     float weight[WARPS][MAX_STEP + 1][HEADS];  // of each key of a step; then a row: what the sums so far are scaled by
     float most[WARPS][HEADS], sum[WARPS][HEADS];
-    float4 acc[WARPS][CARRIED / 4];  // of a head head_dim features, the last ones unused if head_dim is not DIM
+    float4 acc[SLOTS][CARRIED / 4];  // of a head head_dim features, the last ones unused if head_dim is not DIM
     bool last;
 };
 
@@ -236,15 +234,21 @@ template <class W, int DIM, int H> BODY void share_sums(W& walk, Shared& s) {
     const float weight = exp2f(walk.most - most);  // zero if this warp had no keys
     if (lane < HEADS) s.sum[warp][lane] = walk.sum * weight;
 #pragma unroll
-    for (int h = 0; h < H; h++) {
-        const float own = __shfl_sync(ALL_LANES, weight, h);
+    for (int half = 1; half >= 0; half--) {  // the upper warps write, the lower ones add theirs
+        if (warp / SLOTS == half)
 #pragma unroll
-        for (int f = 0; f < W::OWN; f += 4) {
-            const float* a = walk.acc[h] + f;
-            s.acc[warp][(h * DIM + lane * W::OWN + f) / 4] = scaled({a[0], a[1], a[2], a[3]}, own);
-        }
+            for (int h = 0; h < H; h++) {
+                const float own = __shfl_sync(ALL_LANES, weight, h);
+#pragma unroll
+                for (int f = 0; f < W::OWN; f += 4) {
+                    const float* a = walk.acc[h] + f;
+                    float4& slot = s.acc[warp % SLOTS][(h * DIM + lane * W::OWN + f) / 4];
+                    const float4 mine = scaled({a[0], a[1], a[2], a[3]}, own);
+                    slot = half ? mine : plus(mine, slot);
+                }
+            }
+        __syncthreads();
     }
-    __syncthreads();
 }
 
 // The block's result for `heads` heads: into `out` if no other block has keys, else a record. A float4 a thread.
@@ -255,7 +259,7 @@ template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, in
     float sum = s.sum[0][h], most = s.most[0][h];
 #pragma unroll
     for (int w = 1; w < WARPS; w++) {
-        acc = plus(acc, s.acc[w][threadIdx.x]);
+        if (w < SLOTS) acc = plus(acc, s.acc[w][threadIdx.x]);
         sum += s.sum[w][h];
         most = fmaxf(most, s.most[w][h]);
     }
@@ -279,7 +283,7 @@ template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& 
     wait_for_previous();
     const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
     if (at < last && !old) walk.load_keys(at);
-    s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
+    if (threadIdx.x < CARRIED / 4) s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
     __syncthreads();
     for (; at < last; at += BLOCK_STEP) {
         float score[W::KEYS];
@@ -342,17 +346,19 @@ BODY void attend_group(const Call<KV>& c, Shared& s, int head, int group, int ea
 template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
     __shared__ Shared s;
     const int group = c.shape.n_head / c.shape.n_head_kv, head = blockIdx.x * group;
-    const bool wide = c.shape.head_dim > 128;
-    const int most = wide ? 4 : 7;  // 8 spill; a further pass over the block's keys finds them in L2
+    const bool wide = c.shape.head_dim > 128, few = wide || sizeof(KV) == 4;
+    const int most = few ? 4 : 7;  // more spill; a further pass over the block's keys finds them in L2
     const int passes = (group + most - 1) / most, each = (group + passes - 1) / passes;
     if (wide)
         attend_group<256, 4>(c, s, head, group, each);
     else if (each <= 4)
         attend_group<128, 4>(c, s, head, group, each);
-    else if (each == 5)
-        attend_group<128, 5>(c, s, head, group, each);
-    else
-        attend_group<128, 7>(c, s, head, group, each);
+    else if constexpr (sizeof(KV) == 2) {
+        if (each == 5)
+            attend_group<128, 5>(c, s, head, group, each);
+        else
+            attend_group<128, 7>(c, s, head, group, each);
+    }
     if (c.run.active == 1 || !is_last(counters + blockIdx.x, c.run.active, s)) return;
     for (int h = threadIdx.x / WARP; h < group; h += WARPS) combine(c.records, c.out, head + h, c.run.active);
 }
@@ -360,7 +366,7 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
 // in0: q, one token; in1, in2: the KV regions; in3: its position. partial: partial_floats(..), 16-byte aligned;
 // counters: one per kv head, zero before and after.
 #define ATTENTION_ONE(t, KV)                                                                                        \
-    KERNEL(256) attention_one_##t(const float* q, const KV* k, const KV* v, const int* pos, float* partial,         \
+    KERNEL(512) attention_one_##t(const float* q, const KV* k, const KV* v, const int* pos, float* partial,         \
                                   u32* counters, float* out, int n_head, int n_head_kv, int head_dim, int splits) { \
         const Shape shape = {n_head, n_head_kv, head_dim, splits};                                                  \
         const Run run(pos[0] + 1, splits); /* the position is older than the previous kernel */                     \
