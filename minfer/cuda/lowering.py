@@ -36,7 +36,6 @@ from minfer.plan import Args, Dim, Launch, Ref
 
 KV_BYTES = {"f32": 4, "f16": 2}
 ONE_ATTENTION = "MINFER_NO_ONE_ATTENTION"
-ONE_SPLITS = 32  # for four KV heads about a block a multiprocessor; blocks without keys end at once
 ATTENTION_BLOCKS = 128  # a fixed grid: about one block per multiprocessor of a large GPU
 ARGMAX_BLOCKS = 64
 
@@ -231,10 +230,10 @@ def _attention(walk: Walk, node: Node) -> None:
     if walk.nt > 1:
         walk.emit(node, "attention_prefill", (1, 1, 1), walk.args(node, **p), block=1)
         return
-    if walk.options.on(ONE_ATTENTION):
-        _attention_one(walk, node, p | {"splits": ONE_SPLITS})
-        return
     splits = max(1, ATTENTION_BLOCKS // p["n_head_kv"])
+    if walk.options.on(ONE_ATTENTION):
+        _attention_one(walk, node, p | {"splits": splits})
+        return
     params = p | {"splits": splits, "partial_bytes": F32 * partial_floats(p["n_head"], p["head_dim"], splits)}
     whole, partial = OPS["attention"].cost(walk.graph, node, walk.kv), params["partial_bytes"]
     args = walk.args(node, **params)
