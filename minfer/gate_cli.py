@@ -24,7 +24,7 @@ Switch = Annotated[str, typer.Option("--switch", help="Compare this MINFER_NO_..
 Tokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Steps of each stream.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Seeded prompts.")]
 Margin = Annotated[
-    float, typer.Option(min=0, help="A stream that parts where the best two are this near in log-probability is a tie.")
+    float, typer.Option(min=0, help="A step that differs where the best two are this near in log-probability is a tie.")
 ]
 
 
@@ -117,6 +117,8 @@ def greedy(
     as_json: Json = False,
 ) -> int:
     """Compare greedy token streams of two settings: 5 seeded prompts, 256 tokens each.
+
+    The second setting is fed the first one's tokens, so that it goes on in the same place after a difference.
 
     Example: minfer gate greedy smollm2-135m --switch MINFER_NO_FUSE_QKV --tokens 32
     """

@@ -96,48 +96,55 @@ def streams(
 ) -> dict[str, Any]:
     """Token streams of both sides from the same seeded prompts: greedy (temp 0) or sampled.
 
-    A stream that leaves the other one at a step where the first side's best two log-probabilities are within `margin`
-    is a tie: counted, and not a failure. Passes when every other stream is identical.
+    The second side is fed the first one's ids, so after a step where it chose another it goes on in the same place. A
+    step where they differ and the first side's best two log-probabilities are within `margin` is a tie: counted, and
+    not a failure. Passes when there is no other difference.
     """
     how = Sampling(temp=temp, top_k=40, top_p=0.95)
-    a, b = (_streams(gguf, side, seeds, tokens, how) for side in sides)
-    rows = [_diverge(seed, x, y, margin) for seed, x, y in zip(seeds, a, b, strict=True)]
+    first = _streams(gguf, sides[0], seeds, tokens, how, None)
+    second = _streams(gguf, sides[1], seeds, tokens, how, [x[0] for x in first])
+    rows = [_compare_streams(seed, a, b, margin) for seed, a, b in zip(seeds, first, second, strict=True)]
     return {
         "gate": "sampled" if temp else "greedy", "sides": [s.name for s in sides], "seeds": list(seeds),
-        "tokens": tokens, "identical": sum(r["first_difference"] is None for r in rows),
-        "ties": sum(r["tie"] for r in rows), "streams": rows,
-        "passed": all(r["first_difference"] is None or r["tie"] for r in rows),
+        "tokens": tokens, "margin": margin,
+        "identical": sum(r["differences"] == 0 for r in rows), "ties": sum(r["ties"] for r in rows), "streams": rows,
+        "passed": all(r["differences"] == r["ties"] for r in rows),
     }  # fmt: skip
 
 
+Stream = tuple[list[int], list[float]]  # ids chosen, and the margin between the best two log-probabilities before each
+
+
 def _streams(
-    gguf: GGUF, side: Setting, seeds: Sequence[int], tokens: int, how: Sampling
-) -> list[tuple[list[int], list[float]]]:
-    """Per seed: ids, and the margin between the best two log-probabilities before each."""
+    gguf: GGUF, side: Setting, seeds: Sequence[int], tokens: int, how: Sampling, fed: list[list[int]] | None
+) -> list[Stream]:
+    """A stream per seed; each step is fed what was chosen, or the ids in `fed`."""
     engine = Engine(gguf, PROMPT + tokens, side.where)
-    return [_stream(engine, seed, tokens, how) for seed in seeds]
+    return [_stream(engine, seed, tokens, how, fed[i] if fed else None) for i, seed in enumerate(seeds)]
 
 
-def _stream(engine: Engine, seed: int, tokens: int, how: Sampling) -> tuple[list[int], list[float]]:
+def _stream(engine: Engine, seed: int, tokens: int, how: Sampling, fed: list[int] | None) -> Stream:
     engine.rewind()
     prompt, rng = seeded_prompt(engine.gguf, seed), np.random.default_rng(seed)
     logits = engine.prefill(prompt)
     ids: list[int] = []
     margins: list[float] = []
     while len(ids) < tokens:
+        before = ids if fed is None else fed[: len(ids)]
         best = np.partition(log_softmax(logits), -2)[-2:]
         margins.append(float(best[1] - best[0]))
-        ids.append(sample(logits, prompt + ids, how, rng))
-        logits = engine.decode(ids[-1])
+        ids.append(sample(logits, prompt + before, how, rng))
+        logits = engine.decode(ids[-1] if fed is None else fed[len(ids) - 1])
     return ids, margins
 
 
-def _diverge(
-    seed: int, a: tuple[list[int], list[float]], b: tuple[list[int], list[float]], margin: float
-) -> dict[str, Any]:
+def _compare_streams(seed: int, a: Stream, b: Stream, margin: float) -> dict[str, Any]:
+    gaps = [gap for x, y, gap in zip(a[0], b[0], a[1], strict=True) if x != y]
     first = next((i for i, (x, y) in enumerate(zip(a[0], b[0], strict=True)) if x != y), None)
-    gap = None if first is None else a[1][first]
-    return {"seed": seed, "first_difference": first, "margin": gap, "tie": gap is not None and gap <= margin}
+    return {
+        "seed": seed, "differences": len(gaps), "ties": sum(gap <= margin for gap in gaps), "first_difference": first,
+        "largest_margin": max(gaps, default=None),
+    }  # fmt: skip
 
 
 def coverage(gguf: GGUF, where: Where, log: Path) -> dict[str, Any]:

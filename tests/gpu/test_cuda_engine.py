@@ -115,7 +115,7 @@ def test_probes_are_bitwise(shape):
 
 @pytest.mark.parametrize("switch", ["FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO", "WIDE_RMS", "CUDA_GRAPH"])
 def test_bitwise_switches_change_no_byte_of_logits_or_cache(model, switch):
-    sides = gates.switch_settings(cuda(kv="f16"), NO + switch)
+    sides = gates.switch_settings(cuda("STREAM", kv="f16"), NO + switch)
     found = gates.dump(model[1], sides, tokens=6, tolerance=0)
     assert found["passed"], found["differing"][:3]
     streams = gates.streams(model[1], sides, range(3), 48, temp=0.8, margin=0)
