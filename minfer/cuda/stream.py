@@ -65,7 +65,8 @@ def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
         kept = 4 * most_pairs(walk, node)  # biases and an angle of each
     else:
         sizes = {"od": od, "type": types[0]}
-        kept = {"stream_add": 2 * -(-od // 2 // blocks), "stream_glu": stream.RUN * -(-od // stream.RUN // blocks)}.get(node.op, 0)
+        add, glu = 2 * -(-od // 2 // blocks), stream.RUN * -(-od // stream.RUN // blocks)
+        kept = {"stream_add": add, "stream_glu": glu}.get(node.op, 0)
     if walk.graph.nodes[node.inputs[0]].op == "stream_glu":
         sizes["quads_bytes"] = plane_quads(id)
     return sizes | {"id": id, "shared": stream_shared(id, kept, stream_ring(walk.gpu.shared))}

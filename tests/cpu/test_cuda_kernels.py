@@ -10,7 +10,7 @@ import pytest
 
 from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, attention_counter_bytes, partial_floats
 from minfer.gguf import SUPPORTED
-from on_cpu import LAUNCHED, blocks, launch, q8_plane, q8_values, weights
+from on_cpu import blocks, launch, q8_plane, q8_values, too_few, weights
 
 RNG = np.random.default_rng(4)
 FLOAT = {"f32": np.float32, "f16": np.float16}
@@ -352,9 +352,5 @@ def test_next_token_is_argmax_that_writes_the_next_steps_inputs_and_a_ring(n, gr
 
 def test_every_kernel_of_the_table_was_launched_at_three_shapes(request):
     """And at one that is no multiple of the block. Last in this file: it looks at what the tests above have done."""
-    option = request.config.getoption
-    if option("keyword") or option("lf", False) or any("::" in arg for arg in request.config.args):
-        pytest.skip("only a part of this file runs")
-    few = {name: len(LAUNCHED[name]) for name in KERNELS if len(LAUNCHED[name]) < 3}
-    assert few == {}
-    assert [name for name in KERNELS if not any(tail for *_, tail in LAUNCHED[name])] == []
+    mine = (k for k in KERNELS.values() if k.family != "stream")  # those: test_stream_kernels.py
+    assert too_few(request.config, mine) == {}
