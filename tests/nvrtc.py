@@ -17,7 +17,7 @@ VERSION = (13, 0)  # the wheels' CUDA; registers are a compiler's choice, so the
 # what CuPy adds to a RawModule's own options
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
-_ENTRY = re.compile(r"\.entry (?P<name>\w+)\((?P<parameters>.*?)\)", re.DOTALL)
+_ENTRY = re.compile(r"\.entry (?P<name>\w+)\((?P<parameters>.*?)\)(?P<body>.*?)(?=\.entry |\Z)", re.DOTALL)
 _FUNCTION = re.compile(
     r"entry function '(?P<name>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
@@ -34,6 +34,7 @@ class Resources:
     stack: int  # per thread
     spill: int  # per thread, stores and loads
     parameters: tuple[str, ...]  # PTX types in order: u64 a pointer, u32, f32
+    waits: bool  # for the kernel before it: may be launched while that one runs
 
     def __str__(self) -> str:
         return f"{self.registers}/{self.shared}/{self.stack}/{self.spill}"
@@ -58,10 +59,10 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compile_file(file: str, arch: int) -> dict[str, Resources]:
-    """Kernel -> what it needs on sm_{arch}. AssertionError with the compiler's log when it does not compile."""
+def compile_file(file: str, arch: int, *more: str) -> dict[str, Resources]:
+    """Kernel -> what it needs on sm_{arch}; `more`: options. AssertionError with the log when it does not compile."""
     lib, include = _library()
-    options = (*OPTIONS, *CUPY_OPTIONS, f"-arch=sm_{arch}", f"-I{include}", "--ptxas-options=-v")
+    options = (*OPTIONS, *CUPY_OPTIONS, *more, f"-arch=sm_{arch}", f"-I{include}", "--ptxas-options=-v")
     program = ctypes.c_void_p()
     lib.nvrtcCreateProgram(ctypes.byref(program), source(file).encode(), file.encode(), 0, None, None)
     argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -70,7 +71,7 @@ def compile_file(file: str, arch: int) -> dict[str, Resources]:
     assert not failed and "warning" not in log, f"{file} for sm_{arch}:\n{log[:4000]}"
     ptx = _text(program, lib.nvrtcGetPTXSize, lib.nvrtcGetPTX)
     lib.nvrtcDestroyProgram(ctypes.byref(program))
-    entries = {m["name"]: tuple(re.findall(r"\.param \.(\w+)", m["parameters"])) for m in _ENTRY.finditer(ptx)}
+    entries = {m["name"]: m for m in _ENTRY.finditer(ptx)}
     return {m["name"]: _resources(m, entries[m["name"]]) for m in _FUNCTION.finditer(log)}
 
 
@@ -83,7 +84,9 @@ def _text(program: ctypes.c_void_p, size_of: Any, read: Any) -> str:
     return text.value.decode()
 
 
-def _resources(m: re.Match[str], parameters: tuple[str, ...]) -> Resources:
+def _resources(m: re.Match[str], entry: re.Match[str]) -> Resources:
     shared = re.search(r"(\d+) bytes smem", m["rest"])
-    spill = int(m["stores"]) + int(m["loads"])
-    return Resources(int(m["registers"]), int(shared[1]) if shared else 0, int(m["stack"]), spill, parameters)
+    spill, static = int(m["stores"]) + int(m["loads"]), int(shared[1]) if shared else 0
+    parameters = tuple(re.findall(r"\.param \.(\w+)", entry["parameters"]))
+    waits = "griddepcontrol.wait" in entry["body"]
+    return Resources(int(m["registers"]), static, int(m["stack"]), spill, parameters, waits)
