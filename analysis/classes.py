@@ -16,6 +16,7 @@ TABLE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for name, pattern in (
         (ATTENTION, r"attention|attn_(?!bias)|fmha|flash|paged|softmax|decode_kernel"),
         (MATMUL, r"mul_mat|mmvq|matmul|gemv|gemm|cutlass|cublas|marlin|nvjet|splitk|wgmma"),
+        (MATMUL, r"^stream_(norm|quads|quant|plane)_"),  # minfer's: what comes in, then what the epilogue does
         (NORM, r"rms_?norm|layer_?norm|(?<![a-z])norm"),
         (ROPE, r"rope|rotary"),
         (STORE, r"set_rows|kv_store|store_kv|reshape_and_cache|kv_cache"),

@@ -89,7 +89,7 @@ def candidates(step: Step, found: Sequence[Candidate], data: dict[str, Any], not
     )
     head = (f"{step.trace} · {step.device or 'unknown device'} · step {step.step_us:,.1f} µs, {len(step.launches):,} "
             "launches", "ranked by the lower end; candidates share launches, so savings do not add up")
-    why = [f"{c.name}: {r}" for c in found[:3] for r in c.reasons]
+    why = [f"{c.name}: {r}" for c in found[:3] for r in c.reasons] or ["no neighbours in this step that could be one"]
     return Report("census_fusions", head, columns, flat, data, notes=(*why, *notes, *step.warnings))
 
 

@@ -3,7 +3,7 @@
 A gate constant fitted through a few shapes is wrong for the shapes between them (report 72), so look at all of them
 first: `between` says which shapes an interval holds, `what_if` which layers a changed constant sends elsewhere.
 
-A row is one (file, role, type, od, id). The kernel is what the gate table says with all switches at 0; it is None where
+A row is one (file, role, type, od, id). The kernel is what the gate table says, where nothing streams; it is None where
 no kernel of minfer multiplies by that tensor: stacked experts, types without one, an embedding that is only looked up.
 """
 
@@ -120,7 +120,7 @@ def _name(gate: dispatch.Gate | None, type: str) -> str | None:
 
 
 def matmuls(model: Model) -> Counter[tuple[str, int, int]]:
-    """(type, od, id) -> how often a decode step multiplies by it, all switches at 0.
+    """(type, od, id) -> how often a decode step multiplies by it where nothing streams.
 
     Where q, k and v of a layer have biases, one type and one row length, one matmul takes their rows together; an
     output that is tied to the embedding counts as the output.

@@ -9,6 +9,9 @@ from census.headers import Refused
 from census.output import Column, Report
 from census.shapes import Reroute, Shape
 
+# what streams (minfer/fusions/stream.py) is taken before these gates are asked
+GATES = "kernels by the dispatch gates: decode with MINFER_NO_STREAM=1; by default most Q4_K and Q6_K matmuls stream"
+
 
 def shapes(rows: Sequence[Shape], moved: Sequence[Reroute], refused: Sequence[Refused],
            bandwidth: float | None) -> Report:
@@ -17,7 +20,7 @@ def shapes(rows: Sequence[Shape], moved: Sequence[Reroute], refused: Sequence[Re
     made = [_row(row, bandwidth, kernel) for row, kernel in shown]
     data = {
         "rows": made, "bandwidth_gbs": bandwidth, "what_if": [_change(c) for c in moved],
-        "refused": [asdict(r) for r in refused],
+        "refused": [asdict(r) for r in refused], "gates": GATES,
     }  # fmt: skip
     notes = (*(f"refused: {r.reason}" for r in refused), *(c.note for c in moved if c.note))
     head, columns = _head(rows, moved), _columns(bandwidth, bool(moved))
@@ -40,10 +43,10 @@ def _row(row: Shape, bandwidth: float | None, kernel: str | None) -> dict[str, A
 
 def _head(rows: Sequence[Shape], moved: Sequence[Reroute]) -> tuple[str, ...]:
     files = len({r.file for r in rows})
-    first = f"{len(rows)} shapes in {files} model{'s' * (files != 1)}; kernels at one token, all switches at 0"
+    first = f"{len(rows)} shapes in {files} model{'s' * (files != 1)}; kernels at one token"
     changes = (f"gate of {c.type} moved from {c.old:,} to {c.new:,} elements: {len(c.rows)} of these shapes rerouted"
                for c in moved)  # fmt: skip
-    return (first, *changes)
+    return (first, GATES, *changes)
 
 
 def _columns(bandwidth: float | None, moved: bool) -> tuple[Column, ...]:

@@ -1,6 +1,7 @@
-"""Which kernel a matmul takes: gates as data, first match wins.
+"""Which kernel a matmul takes where it does not stream: gates as data, first match wins.
 
-Every constant carries its reason and date; `minfer crossover` measures them again. Nothing here needs a GPU.
+In a decode step fusions/stream.py takes what it can before; with MINFER_NO_STREAM=1, as in the reports, nothing. Every
+constant carries its reason and date; `minfer crossover` measures them again. Nothing here needs a GPU.
 """
 
 from collections.abc import Container, Sequence

@@ -8,6 +8,7 @@ from advice_data import BENCH, FUSED, TRACES, UNFUSED, WINDOW, launch, planned, 
 
 from analysis import classes, cli, fusions, sequence
 from analysis.landing import Recorded
+from minfer.cuda.kernels import KERNELS
 
 ADDS = "k_bin_bcast<&op_add> into mul_mat_vec_q"
 
@@ -114,10 +115,16 @@ def test_what_is_computed_again_is_found_with_a_plan():
     ("rms_norm_quant_pad40", classes.NORM), ("swiglu_quant_pad40", classes.ELEMENTWISE),
     ("attn_bias_rope_store_f16", classes.ROPE), ("quantize_q8_1", classes.QUANTIZE),
     ("flash_attn_combine_results<128>", classes.ATTENTION), ("k_set_rows<float>", classes.STORE),
-    ("something_new", classes.UNKNOWN),
+    ("stream_norm_qkv_f16", classes.MATMUL), ("stream_quads_add", classes.MATMUL), ("stream_quant_add", classes.MATMUL),
+    ("stream_plane_glu", classes.MATMUL), ("attention_one_f16", classes.ATTENTION), ("next_token", classes.OTHER),
+    ("stream_compaction_add", classes.ELEMENTWISE), ("something_new", classes.UNKNOWN),
 ])
 def test_classes(kernel, kind):
     assert classes.of(kernel) == kind
+
+
+def test_every_matmul_that_streams_is_one():
+    assert {classes.of(k) for k in KERNELS if k.startswith("stream_")} == {classes.MATMUL}
 
 
 def test_every_kernel_of_the_recordings_has_a_class(unfused):

@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
-FIGURES = {"1": 2, "2": 1, "3": 1, "4": 1, "5": 1, "6": 1}
+FIGURES = {"1": 2, "2": 1, "3": 1, "4": 1, "5": 1, "6": 1, "7": 1}
 
 
 @pytest.mark.parametrize("path", BOOKS, ids=lambda p: p.stem)
@@ -43,5 +43,5 @@ def test_they_are_kept_without_outputs_or_paths_of_a_machine():
         assert "/home/" not in path.read_text() and str(FOLDER.parent) not in path.read_text()
 
 
-def test_all_six_are_there():
+def test_all_seven_are_there():
     assert [p.stem[0] for p in BOOKS] == list(FIGURES)

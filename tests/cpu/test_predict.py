@@ -54,7 +54,7 @@ def test_tracing_costs_a_launch_no_more_than_is_said():
     """The constant is measured again from every pair of recordings of one command."""
     costs = []
     for node in TRACES.glob("*-node.sqlite.gz"):
-        if "no-cuda-graph" in node.name:
+        if "no-cuda-graph" in node.name or "-five-" in node.name:  # five: launches overlap, so tracing hides as well
             continue
         a = ledger.of_file(str(node)).total
         b = ledger.of_file(str(node).replace("-node.", "-graph.")).total
