@@ -8,6 +8,7 @@ from minfer.cpu import bandwidth
 from minfer.cpu.backend import CpuDevice, CpuLowering
 from minfer.errors import UserError
 from minfer.gguf import GGUF
+from minfer.gpu import H200, Gpu
 from minfer.options import Options, from_switches
 from minfer.plan import Device, Lowering
 from minfer.progress import Progress
@@ -24,7 +25,18 @@ class Backend:
 def _cuda_lowering(options: Options) -> Lowering:
     from minfer.cuda.lowering import CudaLowering
 
-    return CudaLowering(options)
+    return CudaLowering(options, gpu=_present_gpu())
+
+
+def _present_gpu() -> Gpu:
+    """The GPU here, whose numbers decide the plan; where there is none, an H200."""
+    if not _gpu_usable():
+        return H200
+    import cupy
+
+    from minfer.cuda import cupy_module
+
+    return cupy_module.gpu(cupy)
 
 
 def _open_cuda(gguf: GGUF, options: Options, progress: Progress | None) -> Device:
