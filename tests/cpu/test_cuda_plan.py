@@ -18,6 +18,7 @@ from minfer.cuda.walk import resident_bytes
 from minfer.devices import Where
 from minfer.engine import plan_pass, plan_step
 from minfer.gguf import open_gguf
+from minfer.gpu import H200, Gpu
 from minfer.models import load_hparams
 from minfer.options import Options
 from minfer.surface import surface
@@ -167,6 +168,99 @@ def test_layers_without_a_bias_or_with_interleaved_rope_keep_their_chain(tmp_pat
     gguf = open_gguf(write_llama(tmp_path / "m.gguf"))
     changed = surface(gguf, Where("cuda", Options()), "MINFER_NO_FUSE_QKV")
     assert changed["rows"] == [] and changed["launches_per_step"]["delta"] == 0
+
+
+# --- decode by kernels that stream ------------------------------------------------------------------------------------
+
+# of a layer, and of a step
+STREAM = ("stream_norm_qkv_f16", "attention_one_f16", "stream_quant_add", "stream_norm_glu", "stream_quads_add")
+ONCE = {"embed_rows_q4_k": 1, "stream_norm_store": 1, "next_token": 1}
+SMALL = Gpu(multiprocessors=128, shared=99 << 10)
+
+
+def on_gpu(gguf, gpu):
+    lowering = CudaLowering(Options(kv_type="f16"), gpu=gpu)
+    return plan_pass(gguf, load_hparams(gguf), lowering, nt=1, n_kv=1, n_ctx=4096, greedy=True)
+
+
+def test_a_step_is_five_launches_a_layer_and_three(model, qwen2_7b_header):
+    """Every weight is read once, as on the reports' path."""
+    for gguf, layers, launches in ((open_gguf(qwen2_7b_header), 28, 143), (model, LAYERS, 243)):
+        planned, reports = (plan_step(gguf, Where("cuda", Options(frozenset(off), "f16")), 0) for off in ((), REPORTS))
+        assert planned.by_kernel() == dict.fromkeys(STREAM, layers) | ONCE
+        assert planned.totals()["launches"] == launches
+        assert planned.totals()["weight_bytes"] == reports.totals()["weight_bytes"]
+        assert all(x.grid == (132, 1, 1) for x in planned.launches if x.kernel.startswith("stream"))
+
+
+SURFACES = {  # switch -> launches of the 7B with it, kernels that come and go
+    "STREAM_QKV": (424, {"stream_plane_store": 84, "add_bias_f32": 84, "rope_neox_f32": 56, "kv_store_f16": 56,
+                         "rms_norm_quant_pad40": 28, "f32_bits_to_i32": 1, "stream_norm_qkv_f16": -28}),
+    "STREAM_GLU": (227, {"stream_plane_store": 56, "rms_norm_quant_pad40": 28, "swiglu_quant_pad40": 28,
+                         "stream_plane_add": 28, "stream_norm_glu": -28, "stream_quads_add": -28}),
+    "STREAM_ADD": (199, {"add_f32": 56, "stream_quant_store": 28, "stream_quads_store": 28, "stream_quant_add": -28,
+                         "stream_quads_add": -28}),
+    "STREAM_NORM": (228, {"rms_norm_quant_pad40": 57, "quantize_pad40": 28, "stream_plane_qkv_f16": 28,
+                          "stream_plane_add": 28, "stream_plane_glu": 28, "stream_plane_store": 1,
+                          "stream_norm_qkv_f16": -28, "stream_quant_add": -28, "stream_norm_glu": -28,
+                          "stream_norm_store": -1}),
+    "ONE_ATTENTION": (172, {"attention_split_f16": 28, "attention_combine_f32": 28, "f32_bits_to_i32": 1,
+                            "attention_one_f16": -28}),
+    "DEPENDENT_LAUNCH": (143, {}),
+    "TOKEN_LOOP": (143, {"argmax_f32": 1, "next_token": -1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("switch", SURFACES)
+def test_the_surface_of_each_part_of_streaming(qwen2_7b_header, switch):
+    """What a switch leaves of the others' work shows which rewrites build on its own."""
+    changed = surface(open_gguf(qwen2_7b_header), Where("cuda", Options(kv_type="f16")), f"MINFER_NO_{switch}")
+    launches, kernels = SURFACES[switch]
+    assert changed["launches_per_step"] == {"off": 143, "on": launches, "delta": launches - 143}
+    assert {r["kernel"]: r["on"] - r["off"] for r in changed["rows"]} == kernels
+    assert changed["totals"]["weight_bytes"] == {"off": 4_370_560_992, "on": 4_370_560_992}
+
+
+def test_the_reports_path_is_one_switch(qwen2_7b_header):
+    """And it is all of it: no kernel that was built after them is left."""
+    changed = surface(open_gguf(qwen2_7b_header), Where("cuda", Options(kv_type="f16")), "MINFER_NO_STREAM")
+    assert changed["launches_per_step"] == {"off": 143, "on": 439, "delta": 296}
+    assert changed["totals"]["weight_bytes"] == {"off": 4_370_560_992, "on": 4_370_560_992}
+    gone = {k for k in (*STREAM, *ONCE) if k != "embed_rows_q4_k"}
+    assert {r["kernel"] for r in changed["rows"] if r["on"] == 0} == gone
+    assert not any(KERNELS[r["kernel"]].dependent for r in changed["rows"] if r["on"])
+
+
+@pytest.fixture(scope="module")
+def longest(tmp_path_factory):
+    """Rows of 27648 in ffn_down: their activations leave no room for rings in 99 KB."""
+    path = tmp_path_factory.mktemp("32b") / "32b.gguf"
+    synth("qwen2-32b", path, header_only=True)
+    return open_gguf(path)
+
+
+def test_rows_too_long_for_a_gpus_shared_memory_take_mmvq(model, qwen2_7b_header, longest):
+    """ffn_down alone: gate and up stream each by itself then, since nobody reads a plane of quads."""
+    for gguf in (model, open_gguf(qwen2_7b_header)):
+        assert on_gpu(gguf, SMALL).by_kernel() == on_gpu(gguf, H200).by_kernel()
+    assert on_gpu(longest, H200).by_kernel() == dict.fromkeys(STREAM, 64) | ONCE
+    small = on_gpu(longest, SMALL)
+    assert small.by_kernel() == ONCE | {
+        "stream_norm_qkv_f16": 64, "attention_one_f16": 64, "stream_quant_add": 64, "rms_norm_quant_pad40": 64,
+        "stream_plane_store": 128, "swiglu_quant_pad40": 64, "mmvq_q4_k": 32, "mmvq_q6_k": 32, "add_f32": 64,
+    }  # fmt: skip
+    assert {x.name for x in small.launches if x.kernel.startswith("mmvq")} == {"ffn_down"}
+
+
+@pytest.mark.parametrize("gpu", [H200, SMALL, Gpu(20, 99 << 10), Gpu(46, 99 << 10), Gpu(108, 163 << 10)])
+def test_no_launch_asks_for_more_shared_memory_than_there_is(model, qwen2_7b_header, longest, gpu):
+    """With room for what the largest of these kernels has as static memory."""
+    for gguf in (model, open_gguf(qwen2_7b_header), longest):
+        asked = [x.args.params["shared"] for x in on_gpu(gguf, gpu).launches if x.kernel.startswith("stream")]
+        assert asked and max(asked) + 1024 <= gpu.shared
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def test_resident_bytes_are_rows_of_whole_sixteens(model):
