@@ -220,4 +220,4 @@ def test_the_emulated_gpu_is_recorded_like_any_backend(census, tmp_path):
     args = ("--device", "emulated", "--tokens", "2", "--no-overhead", "--out", tmp_path / "r", "--json")
     data = json.loads(census("run", model, *args).out)
     assert data["backend"] == "emulated" and data["reconciliation"]["matching"] == 2
-    assert {r["kernel"] for r in data["ledger"]["rows"]} >= {"attention_split_f16", "next_token", "rms_norm_f32"}
+    assert {r["kernel"] for r in data["ledger"]["rows"]} >= {"attention_one_f16", "next_token", "rms_norm_f32"}
