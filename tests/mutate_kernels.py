@@ -1,6 +1,6 @@
 """Evidence that the emulated tests bite: break one line at a time, in a copy, and see the suites go red.
 
-    python tests/mutate_kernels.py            # all, 3 minutes on one core
+    python tests/mutate_kernels.py            # all, 15 minutes on one core
     python tests/mutate_kernels.py nibble     # those with this word in their name
 
 Prints a table: the mutation, its place, the first test that failed on the kernels alone (test_cuda_*) and on the whole
@@ -20,9 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KERNELS = "minfer/cuda/kernels/"
 SUITES = {
-    "kernels": ["tests/cpu/test_cuda_kernels.py", "tests/cpu/test_cuda_bitwise.py"],
+    "kernels": ["tests/cpu/test_stream_kernels.py", "tests/cpu/test_cuda_kernels.py", "tests/cpu/test_cuda_bitwise.py"],
     "decode step": ["tests/cpu/test_emulated_engine.py"],
 }
+# why the decode step of the nano model, made by synth, with 256 columns and few keys, is right all the same
+ONE_ITEM, FEW_KEYS = "no warps share its rows, each of one item", "its keys are one step of one split"
+EQUAL_MINS = "its minimums are its scales"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Mutation:
     file: str
     line: str  # occurs once in the file
     wrong: str
+    unseen: str = ""  # why the decode step cannot see it
 
     def place(self) -> str:
         """file:line of what is broken."""
@@ -40,6 +44,7 @@ class Mutation:
         return f"{Path(self.file).name}:{text[: text.index(self.line)].count(chr(10)) + 1 + context}"
 
 
+STREAM, STREAM_CU, ATTENTION = KERNELS + "stream.cuh", KERNELS + "stream.cu", KERNELS + "attention_one.cu"
 MUTATIONS = (
     Mutation("a wrong stride", KERNELS + "attention.cu", "cols = s.n_head_kv * s.head_dim;", "cols = s.head_dim;"),
     Mutation("a missing barrier", KERNELS + "norm.cu", "out + row, d, eps);\n    __syncthreads();\n    u8* plane",
@@ -60,6 +65,35 @@ MUTATIONS = (
              "(INTERLEAVED ? 2 * j : j), b = INTERLEAVED ? a + 1 : a + half;", "2 * j, b = a + 1;"),
     Mutation("a sum not reset", KERNELS + "attention.cu", "    float sum = 0.0f, acc = 0.0f;\n    for (int s = 0;",
              "    float sum = most, acc = 0.0f;\n    for (int s = 0;"),
+    Mutation("Q4_K: min and scale swapped", STREAM, "j % 2 ? 0x7632u : 0x5410u;", "j % 2 ? 0x3276u : 0x1054u;",
+             EQUAL_MINS),
+    Mutation("Q4_K: the scales of the other two runs", STREAM, "j % 2 ? 0x7632u : 0x5410u;",
+             "j % 2 ? 0x5410u : 0x7632u;"),
+    Mutation("Q4_K: the high nibbles' scale not a sixteenth", STREAM, "t == 0 ? d : d / 16.0f;", "d;"),
+    Mutation("Q6_K: a missing -32", STREAM, "low, 0)), s_low);", "low, 0)), 0.0f);"),
+    Mutation("activations without the gap of their chunks", STREAM, "quad + t * CHUNKS + 4 * k",
+             "quad + t * LANES * 16 + 4 * k"),
+    Mutation("a last item taken whole", STREAM, "x, lane, superblocks - at * T::SPAN);", "x, lane, T::SPAN);"),
+    Mutation("a gather without the next warp's part", STREAM, "for (int w = warp + 1; end < last; w++)",
+             "for (int w = warp + 2; end < last; w++)", ONE_ITEM),
+    Mutation("a quad's activations for every item of a row", STREAM, "left--, at++, x += step;", "left--, at++;",
+             ONE_ITEM),
+    Mutation("every block's activations at the start of the plane", STREAM, "quantize_word({quads}, first / 4 + i,",
+             "quantize_word({quads}, i,"),
+    Mutation("the neighbour's residual", STREAM_CU, "kept[unit - rows.from];", "kept[max(unit - rows.from - 1, 0)];"),
+    Mutation("up and gate swapped", STREAM_CU, "kept[unit - first] = swiglu(a, b);",
+             "kept[unit - first] = swiglu(b, a);"),
+    Mutation("RoPE pairs of neighbours", STREAM_CU, "const int half = k < 2 ? h.hd / 2 : 1,", "const int half = 1,"),
+    Mutation("the bias of the pair's first row for both", STREAM_CU, "bias + rows.half);", "bias);"),
+    Mutation("a block's first unit of k by the bytes of v", STREAM_CU, "if (i < k) before += cost[i] * h.units[i];",
+             "if (i < k) before += pick(cost, k) * h.units[i];"),
+    Mutation("k and v in each other's region", STREAM_CU, "k == 1 ? h.keys : h.values;", "k == 2 ? h.keys : h.values;"),
+    Mutation("the next key's values", ATTENTION, "(v + row(at + i) + feature);", "(v + row(at + i + 1) + feature);"),
+    Mutation("a KV row of one head", ATTENTION, "cols(c.shape.n_head_kv * c.shape.head_dim),",
+             "cols(c.shape.head_dim),"),
+    Mutation("earlier weights not scaled down", ATTENTION, "        sum *= keep;\n", "", FEW_KEYS),
+    Mutation("splits added up without their weight", ATTENTION, "scaled(part[i], __shfl_sync(ALL_LANES, weight, i))",
+             "part[i]", FEW_KEYS),
 )  # fmt: skip
 
 
@@ -77,13 +111,14 @@ def first_failure(folder: Path, tests: list[str]) -> str | None:
 
 
 def break_and_test(folder: Path, mutation: Mutation) -> dict[str, str | None]:
-    """Suite -> its first failure with this mutation; the file is whole again afterwards."""
+    """Suite that should fail -> its first failure with this mutation; the file is whole again afterwards."""
     file = folder / mutation.file
     good = file.read_text()
     assert good.count(mutation.line) == 1, f"{mutation.name}: its line is not in {mutation.file} once"
     file.write_text(good.replace(mutation.line, mutation.wrong))
     try:
-        return {name: first_failure(folder, tests) for name, tests in SUITES.items()}
+        able = {name: tests for name, tests in SUITES.items() if name == "kernels" or not mutation.unseen}
+        return {name: first_failure(folder, tests) for name, tests in able.items()}
     finally:
         file.write_text(good)
 
@@ -109,6 +144,8 @@ def main() -> int:
             for suite, failure in break_and_test(folder, mutation).items():
                 survived += failure is None
                 print(f"    {suite:12} {failure or 'GREEN: nothing failed'}", flush=True)
+            if mutation.unseen:
+                print(f"    decode step  not run: {mutation.unseen}", flush=True)
     print(f"{len(chosen)} mutations, {survived} suites stayed green")
     return 1 if survived else 0
 
