@@ -134,6 +134,7 @@ def _minfer(*args: str) -> str:
     """A child process, so that a model's memory is gone before the next one is loaded."""
     done = subprocess.run([sys.executable, "-m", "minfer", *args], capture_output=True, text=True)
     if done.returncode:
+        sys.stderr.write(done.stderr)  # all of it: the last line of a traceback alone says too little
         said = done.stderr.strip().splitlines()
         raise UserError(said[-1] if said else f"minfer {args[0]} ended with code {done.returncode}")
     return done.stdout
