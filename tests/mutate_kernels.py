@@ -45,6 +45,7 @@ class Mutation:
 
 
 STREAM, STREAM_CU, ATTENTION = KERNELS + "stream.cuh", KERNELS + "stream.cu", KERNELS + "attention_one.cu"
+PLANE, TYPES = KERNELS + "stream_plane.cuh", KERNELS + "stream_types.cuh"
 MUTATIONS = (
     Mutation("a wrong stride", KERNELS + "attention.cu", "cols = s.n_head_kv * s.head_dim;", "cols = s.head_dim;"),
     Mutation("a missing barrier", KERNELS + "norm.cu", "out + row, d, eps);\n    __syncthreads();\n    u8* plane",
@@ -65,20 +66,20 @@ MUTATIONS = (
              "(INTERLEAVED ? 2 * j : j), b = INTERLEAVED ? a + 1 : a + half;", "2 * j, b = a + 1;"),
     Mutation("a sum not reset", KERNELS + "attention.cu", "    float sum = 0.0f, acc = 0.0f;\n    for (int s = 0;",
              "    float sum = most, acc = 0.0f;\n    for (int s = 0;"),
-    Mutation("Q4_K: min and scale swapped", STREAM, "j % 2 ? 0x7632u : 0x5410u;", "j % 2 ? 0x3276u : 0x1054u;",
+    Mutation("Q4_K: min and scale swapped", TYPES, "j % 2 ? 0x7632u : 0x5410u;", "j % 2 ? 0x3276u : 0x1054u;",
              EQUAL_MINS),
-    Mutation("Q4_K: the scales of the other two runs", STREAM, "j % 2 ? 0x7632u : 0x5410u;",
+    Mutation("Q4_K: the scales of the other two runs", TYPES, "j % 2 ? 0x7632u : 0x5410u;",
              "j % 2 ? 0x5410u : 0x7632u;"),
-    Mutation("Q4_K: the high nibbles' scale not a sixteenth", STREAM, "t == 0 ? d : d / 16.0f;", "d;"),
-    Mutation("Q6_K: a missing -32", STREAM, "low, 0)), s_low);", "low, 0)), 0.0f);"),
-    Mutation("activations without the gap of their chunks", STREAM, "quad + t * CHUNKS + 4 * k",
+    Mutation("Q4_K: the high nibbles' scale not a sixteenth", PLANE, "t == 0 ? d : d / 16.0f;", "d;"),
+    Mutation("Q6_K: a missing -32", TYPES, "low, 0)), s_low);", "low, 0)), 0.0f);"),
+    Mutation("activations without the gap of their chunks", PLANE, "quad + t * CHUNKS + 4 * k",
              "quad + t * LANES * 16 + 4 * k"),
     Mutation("a last item taken whole", STREAM, "x, lane, superblocks - at * T::SPAN);", "x, lane, T::SPAN);"),
     Mutation("a gather without the next warp's part", STREAM, "for (int w = warp + 1; end < last; w++)",
              "for (int w = warp + 2; end < last; w++)", ONE_ITEM),
     Mutation("a quad's activations for every item of a row", STREAM, "left--, at++, x += step;", "left--, at++;",
              ONE_ITEM),
-    Mutation("every block's activations at the start of the plane", STREAM, "quantize_word({quads}, first / 4 + i,",
+    Mutation("every block's activations at the start of the plane", PLANE, "quantize_word({quads}, first / 4 + i,",
              "quantize_word({quads}, i,"),
     Mutation("the neighbour's residual", STREAM_CU, "kept[unit - rows.from];", "kept[max(unit - rows.from - 1, 0)];"),
     Mutation("up and gate swapped", STREAM_CU, "kept[unit - first] = swiglu(a, b);",

@@ -68,6 +68,8 @@ def _adds(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
         if node.op != "add":
             continue
         residual, matmul = (graph.nodes[i] for i in node.inputs)
+        if residual.id == matmul.id:
+            continue
         if matmul.op == "matmul" and streamable(graph, gpu, matmul) and len(readers[matmul.id]) == 1:
             inputs = (matmul.inputs[0], residual.id)
             fused = replace(node, id=-1, op="stream_add", name=matmul.name, inputs=inputs, weights=matmul.weights)
@@ -75,8 +77,10 @@ def _adds(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
 
 
 def rewrite_matmuls(graph: Graph, gpu: Gpu) -> Graph:
-    """Every other matmul that can be."""
-    mine = {n.id for n in graph.nodes if n.op == "matmul" and streamable(graph, gpu, n)}
+    """Every other matmul that can be; q, k and v only where all three can: the reports' chain takes those layers."""
+    chains = [c[:3] for c in qkv.chains(graph)]
+    left = {m.id for c in chains if not all(streamable(graph, gpu, m) for m in c) for m in c}
+    mine = {n.id for n in graph.nodes if n.op == "matmul" and n.id not in left and streamable(graph, gpu, n)}
     return replace(graph, nodes=tuple(replace(n, op="stream_matmul") if n.id in mine else n for n in graph.nodes))
 
 

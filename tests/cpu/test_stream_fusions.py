@@ -145,7 +145,7 @@ def test_a_norm_before_an_add_stays():
     assert ops(b, out) == ["embed_rows", "rms_norm", "stream_add"]
 
 
-def test_q_k_and_v_are_taken_all_three_or_each_by_itself(tmp_path):
+def test_q_k_and_v_are_taken_all_three_or_left_to_the_reports_chain(tmp_path):
     synth("nano-qwen2", tmp_path / "nano.gguf", header_only=True)
     gguf = open_gguf(tmp_path / "nano.gguf")
     graph = build_graph(gguf, load_hparams(gguf), 1, 16)
@@ -154,7 +154,8 @@ def test_q_k_and_v_are_taken_all_three_or_each_by_itself(tmp_path):
     nodes = fuse(other, Options(), H200).nodes
     assert [n.layer for n in nodes if n.op == "stream_qkv"] == [0]
     roles = {n.name: n.op for n in nodes if n.layer == 1 and n.name in ("attn_q", "attn_k", "attn_v")}
-    assert roles == {"attn_q": "stream_matmul", "attn_k": "matmul", "attn_v": "stream_matmul"}
+    assert roles == {"attn_q": "matmul", "attn_k": "matmul", "attn_v": "matmul"}
+    assert [n.layer for n in nodes if n.op == "qkv_epilogue"] == [1]
 
 
 @pytest.mark.parametrize("kind", [None, "Q4_0", "Q8_0"])

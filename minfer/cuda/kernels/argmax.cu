@@ -32,7 +32,7 @@ BODY Best block_best(Best mine) {
     return mine;
 }
 
-// The index of the largest value, 0 when no value is a number, in thread 0 of the block that finishes last; -1 elsewhere.
+// The index of the largest value, 0 when none is a number, in thread 0 of the block that finishes last; -1 elsewhere.
 // aux: a counter that is zero before and after, one word of next_token's, then one Best per block of the grid.
 BODY int grid_argmax(const float* x, u32* aux, int n) {
     __shared__ bool s_last;

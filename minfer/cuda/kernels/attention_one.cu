@@ -283,7 +283,8 @@ template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& 
     wait_for_previous();
     const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
     if (at < last && !old) walk.load_keys(at);
-    if (threadIdx.x < CARRIED / 4) s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
+    if (threadIdx.x < CARRIED / 4)
+        s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
     __syncthreads();
     for (; at < last; at += BLOCK_STEP) {
         float score[W::KEYS];

@@ -105,7 +105,7 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
     write_plane(quads, kept, first, last - first);
 }
 
-// --- q, k and v -------------------------------------------------------------------------------------------------------
+// --- q, k and v ------------------------------------------------------------------------------------------------------
 
 template <class KV> struct Heads {  // sizes, where things are, and RoPE
     const u8* w[3];
@@ -144,7 +144,8 @@ struct Prepared {
     Angle angle;
 };
 
-template <class KV> BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepared& p, float a, float b) {
+template <class KV>
+BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepared& p, float a, float b) {
     a += p.bias_a, b += p.bias_b;
     if (k < 2) rotate(a, b, p.angle, a, b);
     if (k == 0) {
@@ -158,7 +159,8 @@ template <class KV> BODY void finish_pair(const Heads<KV>& h, int k, int row, in
 // A block has rows of one segment or two, rarely of three.
 template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int id) {
     __shared__ Rows s_rows[3];
-    if (threadIdx.x % WARP == 0 && threadIdx.x / WARP < 3) s_rows[threadIdx.x / WARP] = segment(h, threadIdx.x / WARP, id);
+    const int warp = threadIdx.x / WARP;
+    if (threadIdx.x % WARP == 0 && warp < 3) s_rows[warp] = segment(h, warp, id);
     __syncthreads();
     const Stream stream = open_stream(id);
     Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
@@ -184,7 +186,8 @@ template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int
         }
         __syncthreads();
         stream.run(rows, [&](int unit, float a, float b) {
-            if (threadIdx.x % WARP == 0) finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
+            if (threadIdx.x % WARP == 0)
+                finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
         });
     }
     if (first) wait_for_previous();

@@ -1,0 +1,143 @@
+// One token's activations as the stream kernels read them, and how a block makes them, in its shared memory or, for the
+// next kernel, in global memory.
+#include "async.cuh"
+#include "q8.cuh"
+
+inline constexpr int STREAM_WARPS = 16, STREAM_THREADS = STREAM_WARPS * WARP;
+inline constexpr int SUPER = 256;  // weights of a superblock
+inline constexpr int QUAD = 4;  // superblocks; a *quad* of a row is so many
+inline constexpr int LANES = 16;  // of a quad
+
+// A plane: quad by quad, ready for the lanes. Lane l = 4 * superblock + j of a quad's LANES owns 64 values, 64j to
+// 64j + 63 of its superblock, as four chunks of 16: t = 0, 1 meet the low nibbles of Q4_K's 32 bytes, t = 2, 3 the high.
+//   4 x 320  chunk t of the lanes, 16 bytes each, and 64 unused: so two chunks of four lanes meet in no bank
+//   256      per lane: d of chunks 0 and 1, d / 16 of chunks 2 and 3, d * (sum of chunks 0 and 1), of 2 and 3
+//   256      per lane: d * sum of each chunk
+struct Plane {
+    static constexpr int CHUNKS = LANES * 16 + 64, SCALES = 4 * CHUNKS, SUMS = SCALES + LANES * 16;
+    static constexpr int BYTES = SUMS + LANES * 16;  // a quad
+    u8* quads;
+
+    // Word i of the row, four values with scale d; a warp's lanes hold consecutive words, and all of them call.
+    BODY void write(int i, u32 word, float d, bool real = true) const {
+        int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const int both = sum + __shfl_xor_sync(ALL_LANES, sum, 4);
+        if (!real) return;
+        const int l = i / 16 % LANES, t = i / 4 % 4, k = i % 4;
+        u8* quad = quads + i / 256 * BYTES + 16 * l;
+        *reinterpret_cast<u32*>(quad + t * CHUNKS + 4 * k) = word;
+        if (k == 0) reinterpret_cast<float*>(quad + SUMS)[t] = d * static_cast<float>(sum);
+        if (k != 0 || t % 2 != 0) return;
+        float* scales = reinterpret_cast<float*>(quad + SCALES);
+        scales[t / 2] = t == 0 ? d : d / 16.0f;
+        scales[2 + t / 2] = d * static_cast<float>(both);
+    }
+};
+
+// Word i of the row; eight lanes share a scale.
+BODY void quantize_word(const Plane& plane, int i, float4 v, bool real = true) {
+    float most = abs_max4(v);
+#pragma unroll
+    for (int k = 1; k < 8; k *= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, k));
+    const float d = most / 127.0f;
+    int sum = 0;
+    const u32 word = quantize4(v, d != 0.0f ? 1.0f / d : 0.0f, sum);
+    plane.write(i, word, __half2float(__float2half(d)), real);
+}
+
+BODY float4 load4_fresh(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }  // not from a stale line
+
+inline constexpr int HELD = 3;  // float4 of a row that a thread keeps under way
+
+BODY void quantize_row(const Plane& plane, const float* x, int id) {
+    for (int first = threadIdx.x; first < id / 4; first += HELD * STREAM_THREADS) {
+        float4 v[HELD];
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * STREAM_THREADS < id / 4) v[k] = load4_fresh(x + 4 * (first + k * STREAM_THREADS));
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * STREAM_THREADS < id / 4) quantize_word(plane, first + k * STREAM_THREADS, v[k]);
+    }
+}
+
+BODY float sum_squares(float4 v, float sum) {
+    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
+}
+
+// RMSNorm and quantize. The norm's weights, which no kernel writes, are there before the wait for the row. The first
+// HELD float4 a thread stay in registers, longer rows are read again.
+struct Norm {
+    const float *x, *w;
+    float eps;
+    float4 g[HELD];
+
+    BODY void prepare(int id) {
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int i = threadIdx.x + k * STREAM_THREADS;
+            if (i < id / 4) g[k] = load4(w + 4 * i);
+        }
+    }
+
+    BODY void operator()(const Plane& plane, int id) const {
+        __shared__ float s_sum[STREAM_WARPS];
+        float4 v[HELD];
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int i = threadIdx.x + k * STREAM_THREADS;
+            v[k] = i < id / 4 ? load4_fresh(x + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int k = 0; k < HELD; k++) sum = sum_squares(v[k], sum);
+        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < id / 4; i += STREAM_THREADS)
+            sum = sum_squares(load4_fresh(x + 4 * i), sum);
+        sum = warp_sum(sum);
+        if (threadIdx.x % WARP == 0) s_sum[threadIdx.x / WARP] = sum;
+        __syncthreads();
+        sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < STREAM_WARPS; i++) sum += s_sum[i];
+        const float scale = rsqrtf(sum / static_cast<float>(id) + eps);
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int i = threadIdx.x + k * STREAM_THREADS;
+            if (i < id / 4) quantize_word(plane, i, scaled_by(v[k], scale, g[k]));
+        }
+        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < id / 4; i += STREAM_THREADS)
+            quantize_word(plane, i, scaled_by(load4_fresh(x + 4 * i), scale, load4(w + 4 * i)));
+    }
+    static BODY float4 scaled_by(float4 v, float scale, float4 g) {
+        return make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+    }
+};
+
+// The plane that another kernel wrote (q8.cuh), in this order of values.
+BODY void copy_plane(const Plane& plane, const u8* q8, int id) {
+    for (int i = threadIdx.x; i < id / 4; i += STREAM_THREADS) {
+        const u8* block = q8 + i / 8 * Q8_BYTES;
+        const u32* words = reinterpret_cast<const u32*>(block);
+        const u32 word = __ldcg(words + 1 + i % 8), d = __ldcg(words);
+        plane.write(i, word, __half2float(__ushort_as_half(static_cast<u16>(d))));
+    }
+}
+
+// A block's values, a whole number of runs of 32, the first of them value `first` of the row.
+BODY void write_plane(u8* quads, const float* values, int first, int count) {
+    const int words = count / 4;
+    for (int i = threadIdx.x; i / WARP * WARP < words; i += STREAM_THREADS) {
+        const bool real = i < words;
+        quantize_word({quads}, first / 4 + i, real ? load4(values + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real);
+    }
+}
+
+BODY void copy_quads(const Plane& plane, const u8* quads, int id) {
+    const uint4* from = reinterpret_cast<const uint4*>(quads);
+    uint4* to = reinterpret_cast<uint4*>(plane.quads);
+    const int chunks = (id + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16);
+#pragma unroll 5
+    for (int i = threadIdx.x; i < chunks; i += STREAM_THREADS) to[i] = __ldcg(from + i);
+}
