@@ -6,11 +6,14 @@ import types
 import pytest
 
 from cli import run_main
+from minfer import devices
 from minfer.cli import main
+from minfer.cuda import cupy_module
 from minfer.cuda.lowering import CudaLowering
 from minfer.engine import plan_pass
 from minfer.errors import UserError
 from minfer.gguf import open_gguf
+from minfer.gpu import H200, Gpu
 from minfer.models import load_hparams
 from minfer.options import Options
 from tiny import write_llama
@@ -96,3 +99,19 @@ def test_sizes_that_no_kernel_takes_are_refused_before_anything_runs(tmp_path, m
     gguf = open_gguf(write_llama(tmp_path / "m.gguf", metadata=metadata))
     with pytest.raises(UserError, match=message):
         plan_pass(gguf, load_hparams(gguf), CudaLowering(Options()), nt=1, n_kv=1, n_ctx=8)
+
+
+def test_dependent_launch_without_its_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    cupy_module._driver.cache_clear()
+    with pytest.raises(UserError, match=r"^dependent launch needs cuda-bindings .*MINFER_NO_DEPENDENT_LAUNCH=1$"):
+        cupy_module._driver()
+
+
+def test_a_plan_takes_the_numbers_of_the_gpu_that_is_here(monkeypatch):
+    attributes = {"MultiProcessorCount": 84, "MaxSharedMemoryPerBlockOptin": 101376}
+    device = types.SimpleNamespace(attributes=attributes)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(Device=lambda: device)))
+    for usable, gpu in ((True, Gpu(84, 101376)), (False, H200)):
+        monkeypatch.setattr(devices, "_gpu_usable", lambda usable=usable: usable)
+        assert devices.where("cuda", None).lowering().gpu == gpu
