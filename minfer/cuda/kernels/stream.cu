@@ -8,7 +8,7 @@
 #include "math.cuh"
 #include "stream.cuh"
 
-// One block a multiprocessor: two would fit with half the registers, and were slower (benchmarks/decode.md).
+// One block a multiprocessor: two would fit with half the registers, and were slower (analysis/log.md).
 #define STREAM_KERNEL extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)
 
 // Where the activations come from: `prepare` before the wait for the previous kernel, then the call.
