@@ -201,8 +201,9 @@ def _batches(walk: Walk, node: Node, kernel: str, args: Args) -> None:
 def _convert_positions(walk: Walk, node: Node) -> None:
     if walk.memo.needs_conversion():
         source, nt = Ref("input", "positions", walk.nt, 1), walk.nt
-        args = Args((source,), (), Ref("scratch", "pos", nt, 1), {"n": nt})
-        walk.emit(replace(node, op="positions"), "f32_bits_to_i32", (1, 1, 1), args, Cost(F32 * nt, F32 * nt, 0))
+        args = Args((source,), (), Ref("scratch", "pos", nt, 1), {"n": nt, "pos_bytes": F32 * nt})
+        grid = (blocks(nt, BLOCK["f32_bits_to_i32"]), 1, 1)
+        walk.emit(replace(node, op="positions"), "f32_bits_to_i32", grid, args, Cost(F32 * nt, F32 * nt, 0))
 
 
 def _rope(walk: Walk, node: Node) -> None:

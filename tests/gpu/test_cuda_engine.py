@@ -90,6 +90,19 @@ def test_f32_routes_agree_with_the_cpu(model, reference, name):
     assert worst < 0.002, worst
 
 
+@pytest.mark.parametrize("off", [("MMVQ", "F16_PREFILL"), ("F16_PREFILL",)], ids="+".join)
+def test_a_prompt_of_more_tokens_than_a_block_has_threads(model, off):
+    """300 tokens in one pass, then a step: positions, rows of the cache and logits are the CPU's."""
+    prompt = gates.seeded_prompt(model[1], 2, 300)
+    want, got = (Engine(model[1], CTX, where) for where in (CPU, cuda(*off)))
+    expected = log_softmax(want.prefill(prompt))
+    top = np.argsort(-expected)[:5]
+    tolerance = 0.002 if "MMVQ" in off else 0.2  # the last matmul of a prompt takes q8 activations
+    np.testing.assert_allclose(log_softmax(got.prefill(prompt))[top], expected[top], rtol=0, atol=tolerance)
+    for name, rows in want.kv().items():
+        np.testing.assert_allclose(got.kv()[name], rows, rtol=0, atol=1e-3 * np.abs(rows).max(), err_msg=name)
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_q8_routes_are_no_further_off_than_llama_cpp(model, name):
     rows = json.loads(FILE.read_text())[model[0]]
