@@ -53,6 +53,10 @@ class Graph:
                 found[i].append(node)
         return found
 
+    def matrices(self, node: Node) -> list[Tensor]:
+        """The node's weights that are matrices, in order; biases and norms are vectors."""
+        return [t for t in (self.tensors[w] for w in node.weights) if len(t.shape) > 1]
+
     def weights_used(self) -> set[str]:
         return {w for node in self.nodes for w in node.weights}
 

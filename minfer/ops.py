@@ -83,14 +83,10 @@ def _qkv_epilogue(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
 
 def _stream(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     """Rows of weights times the first input; a residual read; k and v stored."""
-    x, rows = graph.nodes[node.inputs[0]], sum(graph.tensors[w].rows for w in node.weights if _is_matrix(graph, w))
+    x, rows = graph.nodes[node.inputs[0]], sum(w.rows for w in graph.matrices(node))
     residual = node.elements if node.op == "stream_add" else 0
     stored = kv.bytes * 2 * node.params["nkt"] if node.op == "stream_qkv" else 0
     return Cost(F32 * (x.elements + residual), F32 * node.elements + stored, 2 * x.elements * rows)
-
-
-def _is_matrix(graph: "Graph", weight: str) -> bool:
-    return len(graph.tensors[weight].shape) > 1
 
 
 def _none(graph: "Graph", node: "Node", kv: "Kv") -> Cost:

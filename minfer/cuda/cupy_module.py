@@ -130,13 +130,12 @@ def runner() -> Callable[..., None]:
     """A probe runner on the current GPU: arrays go over, one launch, they come back."""
     cp = load()
 
-    def run(kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0, shared: int = 0) -> None:
+    def run(kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0) -> None:
         row = KERNELS[kernel]
         held: dict[int, Any] = {}  # id of a host buffer's owner -> device copy: views of one buffer stay so
         device = [_device_view(cp, held, a) if isinstance(a, np.ndarray) else a for a in args]
         call = function(cp, source(row.file), OPTIONS, kernel)
-        _give_shared(call, shared)
-        call((*grid, *(1,) * (3 - len(grid))), (block or row.block, 1, 1), tuple(device), shared_mem=shared)
+        call((*grid, *(1,) * (3 - len(grid))), (block or row.block, 1, 1), tuple(device))
         for host, on_device in zip(args, device, strict=True):
             if isinstance(host, np.ndarray):
                 host[...] = cp.asnumpy(on_device)

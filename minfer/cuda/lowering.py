@@ -63,6 +63,7 @@ class CudaLowering:
             if node.op not in ("input", "kv_load"):
                 walk.cache.enter(node.op)
                 _LOWER[node.op](walk, node)
+                walk.cache.leave(node.op)
         return walk.launches
 
 
@@ -151,7 +152,7 @@ def _argmax(walk: Walk, node: Node) -> None:
 
 
 def _gate(walk: Walk, node: Node) -> dispatch.Gate:
-    weights = [walk.graph.tensors[w] for w in node.weights if len(walk.graph.tensors[w].shape) > 1]
+    weights = walk.graph.matrices(node)
     od, id = sum(w.rows for w in weights), weights[0].shape[0]
     return dispatch.route(weights[0].type, od, id, walk.nt if node.rows > 1 else 1, walk.options.off)
 
@@ -170,7 +171,7 @@ def _multiply(walk: Walk, node: Node, args: Args) -> None:
     read = F32 * source.rows * source.cols
     if gate.q8:
         read = plane_bytes(source.cols)
-        params |= {"q8_reads": str(quantize(walk, node, source)), "q8_bytes": read}
+        params |= quantize(walk, node, source)
     cost = Cost(read, F32 * source.rows * od, 2 * source.rows * source.cols * od)
     args = replace(args, params=params, out=replace(args.out, cols=od))
     if kernel not in KERNELS:  # a library product chooses its own grid

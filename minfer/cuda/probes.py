@@ -20,9 +20,7 @@ Array = np.ndarray
 class Runner(Protocol):
     """Executes one kernel on numpy arrays, in place, and returns when it is done."""
 
-    def __call__(
-        self, kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0, shared: int = 0
-    ) -> None: ...
+    def __call__(self, kernel: str, grid: tuple[int, ...], args: list[Any], block: int = 0) -> None: ...
 
 
 @dataclass(frozen=True)

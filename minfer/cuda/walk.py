@@ -67,8 +67,8 @@ def blocks(n: int, per: int) -> int:
     return -(-n // per)
 
 
-def quantize(walk: Walk, node: Node, source: Ref) -> Key:
-    """Make the q8 plane of `source` current; nothing to do when it is."""
+def quantize(walk: Walk, node: Node, source: Ref) -> dict[str, Any]:
+    """Make the q8 plane of `source` current; nothing to do when it is. The parameters of the launch that reads it."""
     key = Key.of(source)
     if not walk.cache.hit(key):
         count = source.cols // Q8_BLOCK
@@ -78,7 +78,7 @@ def quantize(walk: Walk, node: Node, source: Ref) -> Key:
         grid = (blocks(count, BLOCK["quantize_pad40"]), 1, 1)
         walk.emit(replace(node, op="quantize"), "quantize_pad40", grid, args, cost)
         walk.cache.record(key)
-    return key
+    return {"q8_reads": str(key), "q8_bytes": plane_bytes(key.id)}
 
 
 def plane_bytes(id: int) -> int:

@@ -8,12 +8,13 @@ max, rint and clamp do not depend on who computes them (report 70).
 
 from dataclasses import dataclass
 
+from minfer.fusions import stream
 from minfer.plan import Ref
 
 SWITCH = "MINFER_NO_DECODE_A_FUSE"
 PRODUCERS = ("rms_norm", "swiglu")
 PRESERVING = ("matmul", "stream_matmul")  # nodes that leave the plane as it is
-READING = (*PRESERVING, "stream_add", "stream_glu", "stream_qkv")  # those that may read it
+READING = (*PRESERVING, *stream.OPS)  # those that may read it
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,13 @@ class ActivationCache:
     held: Key | None = None
 
     def enter(self, op: str) -> None:
-        """A node begins: anything but a matmul clears the plane. One that fuses more clears it once it is done."""
+        """A node begins: what cannot read the plane clears it."""
         if op not in READING:
+            self.held = None
+
+    def leave(self, op: str) -> None:
+        """A node is done: one that read it and fuses more than a matmul clears it; its output may lie where x was."""
+        if op in READING and op not in PRESERVING:
             self.held = None
 
     def hit(self, key: Key) -> bool:

@@ -26,8 +26,12 @@ RUN = 32  # values that share a scale
 
 def rewrite_qkv(graph: Graph, gpu: Gpu) -> Graph:
     """bias on q, k and v, RoPE on q and k, k and v stored, in the epilogue of one launch over all their rows."""
-    chains = [c for c in qkv.chains(graph) if all(streamable(graph, gpu, m) for m in c[:3])]
-    return splice(graph, [qkv.replacement(chain, _qkv(chain), keep_matmuls=False) for chain in chains])
+    whole = [c for c in qkv.chains(graph) if _whole(graph, gpu, c)]
+    return splice(graph, [qkv.replacement(chain, _qkv(chain), keep_matmuls=False) for chain in whole])
+
+
+def _whole(graph: Graph, gpu: Gpu, chain: list[Node]) -> bool:
+    return all(streamable(graph, gpu, m) for m in chain[:3])
 
 
 def _qkv(chain: list[Node]) -> Node:
@@ -48,9 +52,9 @@ def _glus(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
             continue
         gate, up = (graph.nodes[i] for i in node.inputs)
         after = readers[node.id]
-        matmuls = all(m.op == "matmul" and streamable(graph, gpu, m) and len(readers[m.id]) == 1 for m in (gate, up))
+        matmuls = all(streamable(graph, gpu, m) and len(readers[m.id]) == 1 for m in (gate, up))
         alike = len({graph.tensors[m.weights[0]].type for m in (gate, up) if m.weights}) == 1
-        to_one = len(after) == 1 and after[0].op == "matmul" and streamable(graph, gpu, after[0])
+        to_one = len(after) == 1 and streamable(graph, gpu, after[0])
         if matmuls and alike and to_one and gate.inputs == up.inputs and gate.cols % RUN == 0:
             weights = gate.weights + up.weights
             fused = Node(-1, "stream_glu", "ffn_gate_up", node.layer, gate.inputs, weights, 1, node.cols)
@@ -68,9 +72,7 @@ def _adds(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
         if node.op != "add":
             continue
         residual, matmul = (graph.nodes[i] for i in node.inputs)
-        if residual.id == matmul.id:
-            continue
-        if matmul.op == "matmul" and streamable(graph, gpu, matmul) and len(readers[matmul.id]) == 1:
+        if residual.id != matmul.id and streamable(graph, gpu, matmul) and len(readers[matmul.id]) == 1:
             inputs = (matmul.inputs[0], residual.id)
             fused = replace(node, id=-1, op="stream_add", name=matmul.name, inputs=inputs, weights=matmul.weights)
             yield Chain(frozenset((matmul.id, node.id)), (fused,), {node.id: -1})
@@ -78,9 +80,8 @@ def _adds(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
 
 def rewrite_matmuls(graph: Graph, gpu: Gpu) -> Graph:
     """Every other matmul that can be; q, k and v only where all three can: the reports' chain takes those layers."""
-    chains = [c[:3] for c in qkv.chains(graph)]
-    left = {m.id for c in chains if not all(streamable(graph, gpu, m) for m in c) for m in c}
-    mine = {n.id for n in graph.nodes if n.op == "matmul" and n.id not in left and streamable(graph, gpu, n)}
+    left = {m.id for c in qkv.chains(graph) if not _whole(graph, gpu, c) for m in c[:3]}
+    mine = {n.id for n in graph.nodes if n.id not in left and streamable(graph, gpu, n)}
     return replace(graph, nodes=tuple(replace(n, op="stream_matmul") if n.id in mine else n for n in graph.nodes))
 
 
@@ -102,9 +103,11 @@ def _norms(graph: Graph) -> Iterator[Chain]:
             yield Chain(frozenset((node.id, reader.id)), (fused,), {reader.id: -1})
 
 
-def streamable(graph: Graph, gpu: Gpu, matmul: Node) -> bool:
-    """Whether the kernels have the weight's type, the pairs of rows they work in, and room for the activations."""
-    weight = graph.tensors[matmul.weights[0]] if matmul.weights else None
-    if weight is None or matmul.rows != 1 or weight.type not in TYPES or weight.rows % 2:
+def streamable(graph: Graph, gpu: Gpu, node: Node) -> bool:
+    """Whether it is a matmul of a type the kernels have, with the pairs of rows they work in and room for its input."""
+    if node.op != "matmul" or node.rows != 1:
+        return False
+    weight = graph.tensors[node.weights[0]]
+    if weight.type not in TYPES or weight.rows % 2:
         return False
     return stream_shared(weight.shape[0], KEPT, stream_ring(gpu.shared)) <= gpu.shared

@@ -17,6 +17,7 @@ from minfer.emulated import emulate
 from minfer.fusions.stream import TYPES
 from minfer.gguf import Tensor
 from minfer.gpu import Gpu
+from minfer.graph import Graph
 from on_cpu import launch, q8_plane, q8_values, too_few, weights
 
 RNG = np.random.default_rng(12)
@@ -218,7 +219,7 @@ CONTEXT = 6  # rows of a KV region
 def floats_kept(matrices, grid):
     """What the lowering asks for, for these (type, rows, columns)."""
     tensors = {str(i): Tensor(str(i), NAMES[t], (id, rows), 0, 0, Path()) for i, (t, rows, id) in enumerate(matrices)}
-    walk = SimpleNamespace(graph=SimpleNamespace(tensors=tensors), gpu=Gpu(multiprocessors=grid))
+    walk = SimpleNamespace(graph=Graph((), tensors, 0), gpu=Gpu(multiprocessors=grid))
     return 4 * most_pairs(walk, SimpleNamespace(weights=tuple(tensors)))
 
 

@@ -35,19 +35,12 @@ BODY Best block_best(Best mine) {
 // The index of the largest value, 0 when none is a number, in thread 0 of the block that finishes last; -1 elsewhere.
 // aux: a counter that is zero before and after, one word of next_token's, then one Best per block of the grid.
 BODY int grid_argmax(const float* x, u32* aux, int n) {
-    __shared__ bool s_last;
     Best* blocks = reinterpret_cast<Best*>(aux + 2);
     Best mine = {neg_inf(), NO_INDEX};
     for (int i = flat_index(); i < n; i += gridDim.x * THREADS) mine = better(mine, {x[i], i});
     mine = block_best(mine);
-    if (threadIdx.x == 0) {
-        blocks[blockIdx.x] = mine;
-        __threadfence();
-        s_last = atomicInc(aux, gridDim.x - 1) == gridDim.x - 1;  // wraps to zero at the last block
-        __threadfence();
-    }
-    __syncthreads();
-    if (!s_last) return -1;
+    if (threadIdx.x == 0) blocks[blockIdx.x] = mine;
+    if (!is_last_block(aux, gridDim.x)) return -1;
     mine = {neg_inf(), NO_INDEX};
     for (int b = threadIdx.x; b < static_cast<int>(gridDim.x); b += THREADS) {
         const volatile Best* from = blocks + b;  // written by other blocks of this launch: not from a stale line

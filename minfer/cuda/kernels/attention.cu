@@ -1,19 +1,11 @@
 // Decode attention over a KV cache, split over the keys. A fixed grid (kv heads, splits) serves every position: the
 // number of keys is read on the device, and a split without keys contributes nothing. One block reads its keys once
 // for all query heads that share them.
-#include "common.cuh"
+#include "features.cuh"
 
 constexpr int HEADS = 8;  // query heads that a warp carries at once
 constexpr int WARPS = THREADS / WARP;
 constexpr int MAX_HEAD_DIM = 256;
-
-// N consecutive features, read as one vector; address aligned to all of them
-template <class T, int N> struct alignas(sizeof(T) * N) Features {
-    T v[N];
-};
-
-BODY float as_float(float v) { return v; }
-BODY float as_float(__half v) { return __half2float(v); }
 
 template <class T, int N> BODY void read_features(const T* p, bool mine, float (&to)[N]) {
     if (!mine) return;

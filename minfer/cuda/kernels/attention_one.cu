@@ -4,7 +4,7 @@
 // Warps do not wait for each other while they walk: each takes STEP keys at a time and keeps a softmax of its own. A
 // step has two layouts of the lanes. Scores: LANES lanes share a key, with 16-byte loads. Weighted sum: a row of V lies
 // across the warp. Between the two, the weights of STEP keys go through shared memory.
-#include "common.cuh"
+#include "features.cuh"
 
 constexpr int HEADS = 8;  // room for the query heads that a block carries at once
 constexpr int WARPS = 16, SLOTS = WARPS / 2;  // sums of two warps share a slot of shared memory
@@ -13,14 +13,6 @@ constexpr int MIN_KEYS = 128;  // of a split, a step of the block: fewer are not
 constexpr int BATCH = 16;      // records of a head that a lane has in flight when it adds up the splits
 constexpr int CARRIED = 1024;  // heads · features that a block carries at once: a float4 a thread
 constexpr int MAX_STEP = 8;    // keys that a warp takes at once
-
-// N consecutive features, read as one vector; address aligned to all of them
-template <class T, int N> struct alignas(sizeof(T) * N) Features {
-    T v[N];
-};
-
-BODY float as_float(float v) { return v; }
-BODY float as_float(__half v) { return __half2float(v); }
 
 template <class T, int N> BODY Features<T, N> read_features(const T* p) {
     return *reinterpret_cast<const Features<T, N>*>(p);
@@ -59,7 +51,6 @@ struct Shared {
     float weight[WARPS][MAX_STEP + 1][HEADS];  // of each key of a step; then a row: what the sums so far are scaled by
     float most[WARPS][HEADS], sum[WARPS][HEADS];
     float4 acc[SLOTS][CARRIED / 4];  // of a head head_dim features, the last ones unused if head_dim is not DIM
-    bool last;
 };
 
 // Sums over the LANES lanes of a key, each lane getting that of one head: lane l the head l % LANES.
@@ -299,18 +290,6 @@ template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& 
     write_sums<DIM>(c, s, head, heads);
 }
 
-// Whether this is the last block of its kv head to come here; it then sees what the others have written.
-BODY bool is_last(u32* counter, int blocks, Shared& s) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        s.last = atomicInc(counter, blocks - 1) == blocks - 1;  // wraps to zero at the last block
-        __threadfence();
-    }
-    __syncthreads();
-    return s.last;
-}
-
 // The records of one head, added up by a warp; a lane has a float4 of features. Reads past L1: other blocks wrote them.
 BODY void combine(Records records, float* out, int head, int active) {
     const int lane = threadIdx.x % WARP;
@@ -360,7 +339,9 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
         else
             attend_group<128, 7>(c, s, head, group, each);
     }
-    if (c.run.active == 1 || !is_last(counters + blockIdx.x, c.run.active, s)) return;
+    if (c.run.active == 1) return;
+    __syncthreads();  // every thread has written its part of the records
+    if (!is_last_block(counters + blockIdx.x, c.run.active)) return;
     for (int h = threadIdx.x / WARP; h < group; h += WARPS) combine(c.records, c.out, head + h, c.run.active);
 }
 

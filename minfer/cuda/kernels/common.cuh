@@ -67,6 +67,19 @@ BODY float block_max(float v, float* shared) {
     return most;
 }
 
+// Whether this is the last of `blocks` blocks to come here, which then sees what thread 0 of the others had written, or
+// their other threads before a barrier. `counter` is zero before and after; all threads of the block call.
+BODY bool is_last_block(u32* counter, u32 blocks) {
+    __shared__ bool s_last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        s_last = atomicInc(counter, blocks - 1) == blocks - 1;  // wraps to zero at the last block
+        __threadfence();
+    }
+    __syncthreads();
+    return s_last;
+}
+
 // One rounding rule for every f16 the engine stores: to nearest, ties to even.
 BODY void store_as(float* p, float v) { *p = v; }
 BODY void store_as(__half* p, float v) { *p = __float2half(v); }

@@ -17,5 +17,14 @@ BODY void rotate(float a, float b, Angle t, float& out_a, float& out_b) {
     out_b = __fadd_rn(__fmul_rn(a, t.sin), __fmul_rn(b, t.cos));
 }
 
+BODY float sum_squares(float4 v, float sum) {
+    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
+}
+
+// RMSNorm's product with its weights g
+BODY float4 normed(float4 v, float scale, float4 g) {
+    return make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+}
+
 // The sum may not be contracted with expf's last product: every kernel must round alike.
 BODY float swiglu(float gate, float up) { return gate / __fadd_rn(1.0f, expf(-gate)) * up; }

@@ -1,4 +1,5 @@
 // RMSNorm, alone and with the q8 plane of its output.
+#include "math.cuh"
 #include "q8.cuh"
 
 // One block a row, 32 or 128 threads: the same bits for both. The sum of squares is always taken by lanes 0..31 over
@@ -9,8 +10,7 @@ BODY void rms_norm_row(const float* x, const float* w, float* y, int d, float ep
         float sum = 0.0f;
 #pragma unroll 8
         for (int i = threadIdx.x; i < d / 4; i += WARP) {
-            const float4 v = load4(x + 4 * i);
-            sum = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
+            sum = sum_squares(load4(x + 4 * i), sum);
         }
         sum = warp_sum(sum);
         if (threadIdx.x == 0) s_scale = rsqrtf(sum / static_cast<float>(d) + eps);
@@ -18,8 +18,7 @@ BODY void rms_norm_row(const float* x, const float* w, float* y, int d, float ep
     __syncthreads();
     const float scale = s_scale;
     for (int i = threadIdx.x; i < d / 4; i += blockDim.x) {
-        const float4 v = load4(x + 4 * i), g = load4(w + 4 * i);
-        store4(y + 4 * i, make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w));
+        store4(y + 4 * i, normed(load4(x + 4 * i), scale, load4(w + 4 * i)));
     }
 }
 

@@ -34,7 +34,6 @@ BODY u8* dynamic_bytes() {
     extern __shared__ uint4 s_dynamic[];
     return reinterpret_cast<u8*>(s_dynamic);
 }
-BODY int quads_of(int id) { return (id + QUAD * SUPER - 1) / (QUAD * SUPER); }
 BODY u8* rings(int id) { return dynamic_bytes() + quads_of(id) * Plane::BYTES; }
 BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
 

@@ -1,6 +1,7 @@
 // One token's activations as the stream kernels read them, and how a block makes them, in its shared memory or, for the
 // next kernel, in global memory.
 #include "async.cuh"
+#include "math.cuh"
 #include "q8.cuh"
 
 inline constexpr int STREAM_WARPS = 16, STREAM_THREADS = STREAM_WARPS * WARP;
@@ -63,10 +64,6 @@ BODY void quantize_row(const Plane& plane, const float* x, int id) {
     }
 }
 
-BODY float sum_squares(float4 v, float sum) {
-    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
-}
-
 // RMSNorm and quantize. The norm's weights, which no kernel writes, are there before the wait for the row. The first
 // HELD float4 a thread stay in registers, longer rows are read again.
 struct Norm {
@@ -105,13 +102,10 @@ struct Norm {
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             const int i = threadIdx.x + k * STREAM_THREADS;
-            if (i < id / 4) quantize_word(plane, i, scaled_by(v[k], scale, g[k]));
+            if (i < id / 4) quantize_word(plane, i, normed(v[k], scale, g[k]));
         }
         for (int i = threadIdx.x + HELD * STREAM_THREADS; i < id / 4; i += STREAM_THREADS)
-            quantize_word(plane, i, scaled_by(load4_fresh(x + 4 * i), scale, load4(w + 4 * i)));
-    }
-    static BODY float4 scaled_by(float4 v, float scale, float4 g) {
-        return make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+            quantize_word(plane, i, normed(load4_fresh(x + 4 * i), scale, load4(w + 4 * i)));
     }
 };
 
@@ -134,10 +128,12 @@ BODY void write_plane(u8* quads, const float* values, int first, int count) {
     }
 }
 
+BODY int quads_of(int id) { return (id + QUAD * SUPER - 1) / (QUAD * SUPER); }
+
 BODY void copy_quads(const Plane& plane, const u8* quads, int id) {
     const uint4* from = reinterpret_cast<const uint4*>(quads);
     uint4* to = reinterpret_cast<uint4*>(plane.quads);
-    const int chunks = (id + QUAD * SUPER - 1) / (QUAD * SUPER) * (Plane::BYTES / 16);
+    const int chunks = quads_of(id) * (Plane::BYTES / 16);
 #pragma unroll 5
     for (int i = threadIdx.x; i < chunks; i += STREAM_THREADS) to[i] = __ldcg(from + i);
 }
