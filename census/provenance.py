@@ -27,22 +27,21 @@ def devices() -> list[str]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what produced the numbers; nsys and driver are None on a machine without."""
+    """Versions of what produced the numbers; None for what is not installed, nsys and driver included."""
     with gpu.opened() as gpus:
         driver = next((str(row["driver"]) for row in gpu.identity(gpus)), None)
-    packages = {name: version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), **packages, **_installed(), "nsys": doctor.nsys_version(),
+    packages = {name: _version(name) for name in _PACKAGES}
+    optional = {name: found for name in _OPTIONAL if (found := _version(name))}
+    return {"python": platform.python_version(), **packages, **optional, "nsys": doctor.nsys_version(),
             "driver": driver}  # fmt: skip
 
 
-def _installed() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in _OPTIONAL:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def _version(name: str) -> str | None:
+    """None when it is not installed, as this project is not where it runs from a checkout on PYTHONPATH."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def shown(command: Sequence[str]) -> list[str]:
