@@ -58,6 +58,7 @@ SWITCHES: dict[str, Switch] = {
                 ("STREAM_ADD", "residual adds not in the launch of the matmul before"),
                 ("STREAM_NORM", "RMSNorm and quantize not in the launch of the matmul behind"),
                 ("ONE_ATTENTION", "decode attention as two launches, split and combine"),
+                ("ATTENTION_QUADS", "attention hands down f32, which every block of the matmul behind quantizes"),
                 ("DEPENDENT_LAUNCH", "a kernel begins when the one before it has ended, not while it runs"),
                 ("TOKEN_LOOP", "the host reads each token back and writes the next step's inputs"),
             )

@@ -45,7 +45,7 @@ class Mutation:
 
 
 STREAM, STREAM_CU, ATTENTION = KERNELS + "stream.cuh", KERNELS + "stream.cu", KERNELS + "attention_one.cu"
-PLANE, TYPES = KERNELS + "stream_plane.cuh", KERNELS + "stream_types.cuh"
+PLANE, MAKE_PLANE, TYPES = KERNELS + "plane.cuh", KERNELS + "stream_plane.cuh", KERNELS + "stream_types.cuh"
 MUTATIONS = (
     Mutation("a wrong stride", KERNELS + "attention.cu", "cols = s.n_head_kv * s.head_dim;", "cols = s.head_dim;"),
     Mutation("a missing barrier", KERNELS + "norm.cu", "out + row, d, eps);\n    __syncthreads();\n    u8* plane",
@@ -79,15 +79,15 @@ MUTATIONS = (
              "for (int w = warp + 2; end < last; w++)", ONE_ITEM),
     Mutation("a quad's activations for every item of a row", STREAM, "left--, at++, x += step;", "left--, at++;",
              ONE_ITEM),
-    Mutation("every block's activations at the start of the plane", PLANE, "quantize_word({quads}, first / 4 + i,",
+    Mutation("every block's activations at the start of the plane", MAKE_PLANE, "quantize_word({quads}, first / 4 + i,",
              "quantize_word({quads}, i,"),
     Mutation("the neighbour's residual", STREAM_CU, "kept[unit - rows.from];", "kept[max(unit - rows.from - 1, 0)];"),
     Mutation("up and gate swapped", STREAM_CU, "kept[unit - first] = swiglu(a, b);",
              "kept[unit - first] = swiglu(b, a);"),
     Mutation("RoPE pairs of neighbours", STREAM_CU, "const int half = k < 2 ? h.hd / 2 : 1,", "const int half = 1,"),
     Mutation("the bias of the pair's first row for both", STREAM_CU, "bias + rows.half);", "bias);"),
-    Mutation("a block's first unit of k by the bytes of v", STREAM_CU, "if (i < k) before += cost[i] * h.units[i];",
-             "if (i < k) before += pick(cost, k) * h.units[i];"),
+    Mutation("a first block of v that is one of k", STREAM_CU, "h.blocks[0] + h.blocks[1];\n    const int block",
+             "h.blocks[0] + h.blocks[1] - 1;\n    const int block"),
     Mutation("k and v in each other's region", STREAM_CU, "k == 1 ? h.keys : h.values;", "k == 2 ? h.keys : h.values;"),
     Mutation("the next key's values", ATTENTION, "(v + row(at + i) + feature);", "(v + row(at + i + 1) + feature);"),
     Mutation("a KV row of one head", ATTENTION, "cols(c.shape.n_head_kv * c.shape.head_dim),",
@@ -95,6 +95,8 @@ MUTATIONS = (
     Mutation("earlier weights not scaled down", ATTENTION, "        sum *= keep;\n", "", FEW_KEYS),
     Mutation("splits added up without their weight", ATTENTION, "scaled(part[i], __shfl_sync(ALL_LANES, weight, i))",
              "part[i]", FEW_KEYS),
+    Mutation("the next head's place in the plane", ATTENTION, "quantize_word(plane, i / 4, v, real);",
+             "quantize_word(plane, i / 4 + 8, v, real);"),
 )  # fmt: skip
 
 

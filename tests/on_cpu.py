@@ -96,6 +96,21 @@ def q8_plane(x):
     return plane
 
 
+def to_quads(plane):
+    """The quads (plane.cuh) of a row whose q8 plane this is; what no kernel writes or reads is zero."""
+    d = np.zeros((-(-len(plane) // 32) * 32), np.float32)
+    q = np.zeros((len(d), 32), np.int8)
+    d[: len(plane)], q[: len(plane)] = plane[:, :2].copy().view(np.float16)[:, 0], plane[:, 4:36].view(np.int8)
+    d, chunks = d.reshape(-1, 16, 2), q.reshape(-1, 16, 4, 16)  # quad, lane, chunk
+    sums = chunks.sum(axis=3, dtype=np.int32).astype(np.float32) * d.repeat(2, axis=2)
+    quads = np.zeros((len(d), 1792), np.uint8)
+    quads[:, :1280].reshape(-1, 4, 320)[:, :, :256] = chunks.swapaxes(1, 2).reshape(-1, 4, 256).view(np.uint8)
+    scales = np.stack([d[..., 0], d[..., 1] / 16, sums[..., 0] + sums[..., 1], sums[..., 2] + sums[..., 3]], axis=2)
+    quads[:, 1280:1536] = scales.reshape(-1, 64).view(np.uint8)
+    quads[:, 1536:] = sums.reshape(-1, 64).view(np.uint8)
+    return quads
+
+
 def q8_values(plane):
     d = plane[:, :2].copy().view(np.float16).astype(np.float64)
     return (d * plane[:, 4:36].view(np.int8)).reshape(-1)

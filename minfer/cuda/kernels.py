@@ -45,6 +45,7 @@ BLOCK: dict[str, int] = {
     "argmax": 256,
     "attention_combine": 256,
     "attention_one": 512,
+    "attention_quads": 512,
     "attention_split": 256,
     "attn_bias_rope_store": 256,
     "dequant": 256,
@@ -137,6 +138,12 @@ def _rows() -> list[Kernel]:
             "in0 in1 in2 in3 partial counters out i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
             dependent=True,
         ),
+        # and quantized for the stream kernel behind: head_dim a multiple of 32
+        *_each(
+            "attention_quads_{t}", kv, "attention_one.cu",
+            "in0 in1 in2 in3 partial counters quads i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
+            dependent=True,
+        ),
         # in0: scores (heads · nt, n_kv) in f32; out may not be in0 for f16
         *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),
         # any grid of at most 1024 blocks; aux: argmax_aux_bytes(blocks), zero before its first use
@@ -161,8 +168,12 @@ _STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": (
 
 
 def _stream_rows() -> list[Kernel]:
-    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid; dynamic shared memory: stream_shared(..)."""
-    sizes, heads = "i:id i:od i:type", "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v f:base f:scale"
+    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid, of qkv three blocks
+    at least; dynamic shared memory: stream_shared(..)."""
+    sizes = "i:id i:od i:type"
+    heads = (
+        "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v i:blocks_q i:blocks_k f:base f:scale"
+    )
     qkv = ("w0 w1 w2 w3 w4 w5", "in1 out k v", heads)
     epilogues = {  # -> matrices and biases, what it reads and writes, scalars; and its sources
         "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads")),

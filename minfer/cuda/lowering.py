@@ -22,7 +22,7 @@ from minfer.cuda.kernels import (
     attention_counter_bytes,
     partial_floats,
 )
-from minfer.cuda.stream import lower_stream
+from minfer.cuda.stream import lower_stream, reads_quads, to_quads
 from minfer.cuda.walk import Q8_BLOCK, Walk, blocks, plane_bytes, quantize
 from minfer.errors import UserError
 from minfer.fusions import activation_cache, fuse, stream
@@ -35,7 +35,7 @@ from minfer.options import Options
 from minfer.plan import Args, Dim, Launch, Ref
 
 KV_BYTES = {"f32": 4, "f16": 2}
-ONE_ATTENTION = "MINFER_NO_ONE_ATTENTION"
+ONE_ATTENTION, ATTENTION_QUADS = "MINFER_NO_ONE_ATTENTION", "MINFER_NO_ATTENTION_QUADS"
 ATTENTION_BLOCKS = 128  # a fixed grid: about one block per multiprocessor of a large GPU
 ARGMAX_BLOCKS = 64
 
@@ -252,9 +252,11 @@ def _attention_one(walk: Walk, node: Node, p: dict[str, int]) -> None:
     """Split and combine in one launch, which reads the position where the host, or the step before, wrote it."""
     partial, counters = F32 * partial_floats(p["n_head"], p["head_dim"], p["splits"]), p["n_head_kv"]
     params = p | {"partial_bytes": partial, "counters_bytes": attention_counter_bytes(counters)}
-    walk.emit(
-        node, f"attention_one_{walk.options.kv_type}", (p["n_head_kv"], p["splits"], 1), walk.args(node, **params)
-    )
+    args, grid, kv = walk.args(node, **params), (p["n_head_kv"], p["splits"], 1), walk.options.kv_type
+    if walk.options.on(ATTENTION_QUADS) and p["head_dim"] % Q8_BLOCK == 0 and reads_quads(walk, node):
+        walk.emit(node, f"attention_quads_{kv}", grid, to_quads(walk, node, args))
+    else:
+        walk.emit(node, f"attention_one_{kv}", grid, args)
 
 
 def _epilogue(walk: Walk, node: Node, args: Args) -> None:

@@ -33,6 +33,7 @@ class Walk:
     memory: Memory
     kv: Kv
     launches: list[Launch] = field(default_factory=list)
+    quads: set[int] = field(default_factory=set)  # nodes whose output is the plane in scratch, not a row of f32
     cache: ActivationCache = field(init=False)
     memo: PositionsMemo = field(init=False)
 

@@ -31,6 +31,7 @@ FUSIONS: tuple[Fusion, ...] = (
     Fusion("stream norm", stream.ACTIVATIONS, stream.rewrite_norm, _SUMS),
     Fusion("qkv", qkv.SWITCH, qkv.rewrite, "bitwise: seven kernels' bodies verbatim; matmul rows are independent"),
     Fusion("activation cache", activation_cache.SWITCH, None, "bitwise: producers run the standalone quantize body"),
+    Fusion("attention quads", "MINFER_NO_ATTENTION_QUADS", None, "bitwise: the stream kernels' quantize body"),
     Fusion("positions memo", positions.SWITCH, None, "bitwise: the input does not change within a step"),
     Fusion("wide rms", "MINFER_NO_WIDE_RMS", None, "bitwise: lanes 0..31 keep the narrow form's reduction"),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from minfer.cuda.kernels import KERNELS, KV_TYPES, Q8_FORM, argmax_aux_bytes, attention_counter_bytes, partial_floats
 from minfer.gguf import SUPPORTED
-from on_cpu import blocks, launch, q8_plane, q8_values, too_few, weights
+from on_cpu import blocks, launch, q8_plane, q8_values, to_quads, too_few, weights
 
 RNG = np.random.default_rng(4)
 FLOAT = {"f32": np.float32, "f16": np.float16}
@@ -281,6 +281,12 @@ class TestAttentionInOneLaunch:
                    counters=counters, partial=partial, out=outs[-1], n_head=heads, n_head_kv=kv_heads, head_dim=hd,
                    splits=splits, outputs=("out",))  # fmt: skip
             assert not counters.any()
+            if hd % 32 == 0:  # the same row as the plane of the matmul behind
+                quads = np.zeros((-(-heads * hd // 1024), 1792), np.uint8)
+                launch(f"attention_quads_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]),
+                       counters=counters, partial=partial, quads=quads, n_head=heads, n_head_kv=kv_heads, head_dim=hd,
+                       splits=splits)  # fmt: skip
+                assert (quads == to_quads(q8_plane(outs[-1]))).all() and not counters.any()
         assert np.isnan(partial).all() == (n_kv <= 128 or splits == 1)  # one split writes the output itself
         assert (outs[0] == outs[2]).all()
         close(outs[1], attention_reference(q.reshape(heads, hd), k[:1], v[:1], kv_heads), SUM)

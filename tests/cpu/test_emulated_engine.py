@@ -33,7 +33,7 @@ CTX = 16
 NO = "MINFER_NO_"
 PLAN_SWITCHES = [name.removeprefix(NO) for name, row in SWITCHES.items() if row.plan]
 BITWISE = ["FUSE_QKV", "DECODE_A_FUSE", "POS_MEMO", "WIDE_RMS", "CUDA_GRAPH", "F16_PREFILL", "STREAM_ADD", "TOKEN_LOOP",
-           "DEPENDENT_LAUNCH"]  # fmt: skip
+           "ATTENTION_QUADS", "DEPENDENT_LAUNCH"]  # fmt: skip
 PROMPT, STEPS = [7, 3], 2
 # largest difference of a log-probability; 5e-6 is measured in every case
 SUMS = 5e-5  # f32 sums in another order

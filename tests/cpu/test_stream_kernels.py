@@ -6,19 +6,16 @@ fewer superblocks than the others. Shared memory is as little as the lowering as
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KERNELS, KV_TYPES, SMALL_SHARED, source, stream_ring, stream_shared
-from minfer.cuda.stream import most_pairs
+from minfer.cuda.kernels import KERNELS, KV_TYPES, SMALL_SHARED, row_bytes, source, stream_ring, stream_shared
+from minfer.cuda.stream import most_pairs, share_blocks
 from minfer.emulated import emulate
 from minfer.fusions.stream import TYPES
 from minfer.gguf import Tensor
-from minfer.gpu import Gpu
-from minfer.graph import Graph
-from on_cpu import launch, q8_plane, q8_values, too_few, weights
+from on_cpu import launch, q8_plane, q8_values, to_quads, too_few, weights
 
 RNG = np.random.default_rng(12)
 NAMES = {number: name for name, number in TYPES.items()}
@@ -48,21 +45,6 @@ def check(got, values, row, more=0.0):
     summed = np.abs(values).astype(np.float64) @ np.abs(row)  # rows may cancel, so the scale is what is summed
     error = np.abs(got - (values.astype(np.float64) @ row + more))
     assert (error <= SUM * (summed + np.abs(more))).all(), f"{(error / summed).max():.2g}"
-
-
-def to_quads(plane):
-    """The quads of a row whose q8 plane this is; what no kernel writes or reads is zero."""
-    d = np.zeros((-(-len(plane) // 32) * 32), np.float32)
-    q = np.zeros((len(d), 32), np.int8)
-    d[: len(plane)], q[: len(plane)] = plane[:, :2].copy().view(np.float16)[:, 0], plane[:, 4:36].view(np.int8)
-    d, chunks = d.reshape(-1, 16, 2), q.reshape(-1, 16, 4, 16)  # quad, lane, chunk
-    sums = chunks.sum(axis=3, dtype=np.int32).astype(np.float32) * d.repeat(2, axis=2)
-    quads = np.zeros((len(d), 1792), np.uint8)
-    quads[:, :1280].reshape(-1, 4, 320)[:, :, :256] = chunks.swapaxes(1, 2).reshape(-1, 4, 256).view(np.uint8)
-    scales = np.stack([d[..., 0], d[..., 1] / 16, sums[..., 0] + sums[..., 1], sums[..., 2] + sums[..., 3]], axis=2)
-    quads[:, 1280:1536] = scales.reshape(-1, 64).view(np.uint8)
-    quads[:, 1536:] = sums.reshape(-1, 64).view(np.uint8)
-    return quads
 
 
 def q8_of_quads(quads, count):
@@ -216,11 +198,26 @@ class TestGlu:
 CONTEXT = 6  # rows of a KV region
 
 
-def floats_kept(matrices, grid):
-    """What the lowering asks for, for these (type, rows, columns)."""
-    tensors = {str(i): Tensor(str(i), NAMES[t], (id, rows), 0, 0, Path()) for i, (t, rows, id) in enumerate(matrices)}
-    walk = SimpleNamespace(graph=Graph((), tensors, 0), gpu=Gpu(multiprocessors=grid))
-    return 4 * most_pairs(walk, SimpleNamespace(weights=tuple(tensors)))
+def shared_out(types, rows, id, grid):
+    """What the lowering gives the kernel: (blocks of q, k and v, floats kept)."""
+    matrices = [Tensor("w", NAMES[t], (id, r), 0, 0, Path()) for t, r in zip(types, rows, strict=True)]
+    shares = share_blocks(matrices, grid)
+    assert sum(shares) == grid
+    return shares, 4 * most_pairs(matrices, shares)
+
+
+def test_the_fullest_block_of_q_k_and_v_is_as_little_as_can_be():
+    """Against every way to share: 14B's and 7B's sizes, v of either type, and matrices with fewer pairs than blocks."""
+    for rows, id, count in (((5120, 1024, 1024), 5120, 132), ((3584, 512, 512), 3584, 132), ((96, 2, 2), 256, 40)):
+        for types in ((4, 4, 4), (4, 4, 6)):
+            shares, _ = shared_out(types, rows, id, count)
+            per = [row_bytes(NAMES[t], id) for t in types]
+
+            def fullest(shares, rows=rows, per=per):
+                return max(-(-r // 2 // n) * b for r, n, b in zip(rows, shares, per, strict=True))
+
+            ways = ((a, b, count - a - b) for a in range(1, count - 1) for b in range(1, count - a))
+            assert fullest(shares) == min(fullest(way) for way in ways)
 
 
 def rope(row, position, hd, base, scale):
@@ -240,7 +237,7 @@ def run_qkv(origin, kv, grid, args, kept, **row):
 @pytest.mark.parametrize("types", [(4, 4, 6), (6, 4, 4), (4, 4, 4), (6, 6, 6)])
 @pytest.mark.parametrize(
     ("nqt", "nkt", "hd", "n", "grid", "scale"),
-    [(128, 64, 32, 2, 4, 1.0), (256, 64, 64, 3, 7, 0.25), (64, 32, 32, 1, 70, 1.0), (48, 16, 8, 9, 1, 1.0)],
+    [(128, 64, 32, 2, 4, 1.0), (256, 64, 64, 3, 7, 0.25), (64, 32, 32, 1, 70, 1.0), (48, 16, 8, 9, 3, 1.0)],
 )
 def test_qkv(kv, types, nqt, nkt, hd, n, grid, scale):
     """q turned; k turned and v as it is in their position's row, no other row touched. Both sources agree in bits."""
@@ -251,7 +248,8 @@ def test_qkv(kv, types, nqt, nkt, hd, n, grid, scale):
     args = {f"w{i}": array for i, array in enumerate([*w, *bias])} | {"in1": np.int32([position])}
     args |= {"id": id, "nqt": nqt, "nkt": nkt, "hd": hd, "base": 1e4, "scale": scale}
     args |= dict(zip(("type_q", "type_k", "type_v"), types, strict=True))
-    kept = floats_kept([(t, r, id) for t, r in zip(types, rows, strict=True)], grid)
+    shares, kept = shared_out(types, rows, id, grid)
+    args |= {"blocks_q": shares[0], "blocks_k": shares[1]}
     q, k, v = run_qkv("plane", kv, grid, args, kept, q8=plane)
     again = run_qkv("norm", kv, grid, args, kept, w6=g, in0=x, eps=EPS)
     assert all((a == b).all() for a, b in zip((q, k, v), again, strict=True))

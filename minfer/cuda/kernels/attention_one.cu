@@ -5,6 +5,7 @@
 // step has two layouts of the lanes. Scores: LANES lanes share a key, with 16-byte loads. Weighted sum: a row of V lies
 // across the warp. Between the two, the weights of STEP keys go through shared memory.
 #include "features.cuh"
+#include "plane.cuh"
 
 constexpr int HEADS = 8;  // room for the query heads that a block carries at once
 constexpr int WARPS = 16, SLOTS = WARPS / 2;  // sums of two warps share a slot of shared memory
@@ -67,11 +68,24 @@ BODY float sum_of_own_head(float (&v)[HEADS]) {
     return v[0];
 }
 
+// Where four features of the result go, the first of them feature i of the row: into the row, or as q8 into the plane of
+// the matmul behind, for which heads are a multiple of 32. All lanes of a warp call, those without features not `real`.
+struct ToRow {
+    float* row;
+    BODY void put(int i, float4 v, bool real) const {
+        if (real) store4(row + i, v);
+    }
+};
+struct ToPlane {
+    Plane plane;
+    BODY void put(int i, float4 v, bool real) const { quantize_word(plane, i / 4, v, real); }
+};
+
 // A launch, as one block sees it
-template <class KV> struct Call {
+template <class KV, class Out> struct Call {
     const float* q;
     const KV *k, *v;
-    float* out;
+    Out out;
     Shape shape;
     Records records;
     Run run;
@@ -95,7 +109,7 @@ template <class KV, int DIM, int H> struct Walk {
     float most = neg_inf(), sum = 0.0f;  // of head lane % LANES; sum: of the keys that this lane scored
     float acc[H][OWN] = {};
 
-    BODY explicit Walk(const Call<KV>& c)
+    template <class C> BODY explicit Walk(const C& c)
         : k(c.k + blockIdx.x * c.shape.head_dim), v(c.v + blockIdx.x * c.shape.head_dim),
           cols(c.shape.n_head_kv * c.shape.head_dim), head_dim(c.shape.head_dim), last(c.run.last) {}
 
@@ -245,7 +259,8 @@ template <class W, int DIM, int H> BODY void share_sums(W& walk, Shared& s) {
 // The block's result for `heads` heads: into `out` if no other block has keys, else a record. A float4 a thread.
 template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, int head, int heads) {
     const int h = threadIdx.x / (DIM / 4), f = threadIdx.x % (DIM / 4) * 4;
-    if (h >= heads || f >= c.shape.head_dim) return;
+    if (h >= heads) return;  // whole warps
+    const bool real = f < c.shape.head_dim;
     float4 acc = s.acc[0][threadIdx.x];
     float sum = s.sum[0][h], most = s.most[0][h];
 #pragma unroll
@@ -255,15 +270,17 @@ template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, in
         most = fmaxf(most, s.most[w][h]);
     }
     if (c.run.active == 1) {
-        store4(c.out + (head + h) * c.shape.head_dim + f, scaled(acc, 1.0f / sum));
+        c.out.put((head + h) * c.shape.head_dim + f, scaled(acc, 1.0f / sum), real);
         return;
     }
+    if (!real) return;
     store4(c.records.sum(head + h, blockIdx.y) + f, acc);
     if (f == 0) *c.records.scale(head + h, blockIdx.y) = {most, sum};
 }
 
 // Query heads `head`..`head + heads - 1`, all of this block's kv head, over its keys; heads <= H.
-template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& s, int head, int heads) {
+template <int DIM, int H, class KV, class Out>
+BODY void attend(const Call<KV, Out>& c, Shared& s, int head, int heads) {
     using W = Walk<KV, DIM, H>;
     constexpr int BLOCK_STEP = WARPS * W::STEP;
     const int warp = threadIdx.x / WARP, last = c.run.last;
@@ -291,7 +308,7 @@ template <int DIM, int H, class KV> BODY void attend(const Call<KV>& c, Shared& 
 }
 
 // The records of one head, added up by a warp; a lane has a float4 of features. Reads past L1: other blocks wrote them.
-BODY void combine(Records records, float* out, int head, int active) {
+template <class Out> BODY void combine(Records records, const Out& out, int head, int active) {
     const int lane = threadIdx.x % WARP;
     for (int first = 0; first < records.head_dim; first += 4 * WARP) {
         const int f = min(first + 4 * lane, records.head_dim - 4);
@@ -312,18 +329,18 @@ BODY void combine(Records records, float* out, int head, int active) {
 #pragma unroll
             for (int i = 0; i < BATCH; i++) acc = plus(acc, scaled(part[i], __shfl_sync(ALL_LANES, weight, i)));
         }
-        if (first + 4 * lane < records.head_dim) store4(out + head * records.head_dim + f, scaled(acc, 1.0f / sum));
+        out.put(head * records.head_dim + f, scaled(acc, 1.0f / sum), first + 4 * lane < records.head_dim);
     }
 }
 
 // All query heads of this block's kv head, `each` at a time. With the loop around the choice of H instead of inside
 // each, the compiler needs up to 246 registers.
-template <int DIM, int H, class KV>
-BODY void attend_group(const Call<KV>& c, Shared& s, int head, int group, int each) {
+template <int DIM, int H, class KV, class Out>
+BODY void attend_group(const Call<KV, Out>& c, Shared& s, int head, int group, int each) {
     for (int g = 0; g < group; g += each) attend<DIM, H>(c, s, head + g, min(each, group - g));
 }
 
-template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
+template <class KV, class Out> BODY void attention_one(const Call<KV, Out>& c, u32* counters) {
     __shared__ Shared s;
     const int group = c.shape.n_head / c.shape.n_head_kv, head = blockIdx.x * group;
     const bool wide = c.shape.head_dim > 128, few = wide || sizeof(KV) == 4;
@@ -346,14 +363,21 @@ template <class KV> BODY void attention_one(const Call<KV>& c, u32* counters) {
 }
 
 // in0: q, one token; in1, in2: the KV regions; in3: its position. partial: partial_floats(..), 16-byte aligned;
-// counters: one per kv head, zero before and after.
-#define ATTENTION_ONE(t, KV)                                                                                        \
-    KERNEL(512) attention_one_##t(const float* q, const KV* k, const KV* v, const int* pos, float* partial,         \
-                                  u32* counters, float* out, int n_head, int n_head_kv, int head_dim, int splits) { \
-        const Shape shape = {n_head, n_head_kv, head_dim, splits};                                                  \
-        const Run run(pos[0] + 1, splits); /* the position is older than the previous kernel */                     \
-        if (run.first >= run.last) return;                                                                          \
-        attention_one<KV>({q, k, v, out, shape, Records(partial, shape), run}, counters);                           \
+// counters: one per kv head, zero before and after. quads: the plane of the output (plane.cuh).
+#define ATTENTION_ARGS(KV) const float *q, const KV *k, const KV *v, const int *pos, float *partial, u32 *counters
+#define SIZES int n_head, int n_head_kv, int head_dim, int splits
+template <class KV, class Out> BODY void attention_to(const Out& out, ATTENTION_ARGS(KV), SIZES) {
+    const Shape shape = {n_head, n_head_kv, head_dim, splits};
+    const Run run(pos[0] + 1, splits);  // the position is older than the previous kernel
+    if (run.first >= run.last) return;
+    attention_one<KV, Out>({q, k, v, out, shape, Records(partial, shape), run}, counters);
+}
+#define ATTENTION_ONE(t, KV)                                                                                          \
+    KERNEL(512) attention_one_##t(ATTENTION_ARGS(KV), float* out, SIZES) {                                            \
+        attention_to<KV>(ToRow{out}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits);           \
+    }                                                                                                                 \
+    KERNEL(512) attention_quads_##t(ATTENTION_ARGS(KV), u8* quads, SIZES) {                                           \
+        attention_to<KV>(ToPlane{{quads}}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits);     \
     }
 ATTENTION_ONE(f32, float)
 ATTENTION_ONE(f16, __half)

@@ -54,14 +54,21 @@ BODY Rows neighbours(const u8* w, int type, int id, int units) {
     return {w, row_bytes(type, id), type, 1, 2, from, to};
 }
 
-// `before` begins to fetch what the previous kernel does not write, ahead of the weights, which are many: what is asked
-// for behind them comes late. Then `finish` is given every unit's products by a whole warp.
-template <class From, class Before, class Finish>
-BODY void product(const Rows& rows, From from, int id, const Before& before, const Finish& finish) {
+struct Nothing {
+    BODY void operator()(const Stream&) const {}
+};
+
+// `fetch` begins to copy what the previous kernel does not write, ahead of the weights, which are many: what is asked
+// for behind them comes late. `compute` works while the weights come. Then `finish` is given every unit's products by
+// a whole warp.
+template <class From, class Fetch, class Compute, class Finish>
+BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
+                  const Finish& finish) {
     const Stream stream = open_stream(id);
     from.prepare(id);
-    before(stream);
+    fetch(stream);
     stream.prime(rows);
+    compute(stream);
     wait_for_previous();
     from(stream.plane, id);
     __syncthreads();
@@ -69,7 +76,7 @@ BODY void product(const Rows& rows, From from, int id, const Before& before, con
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
-    product(neighbours(w, type, id, od / 2), from, id, [](const Stream&) {}, [&](int unit, float a, float b) {
+    product(neighbours(w, type, id, od / 2), from, id, Nothing(), Nothing(), [&](int unit, float a, float b) {
         if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
     });
 }
@@ -85,7 +92,7 @@ BODY void add(const From& from, const u8* w, const float* residual, float* out, 
             copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i));
         close_group();
     };
-    product(rows, from, id, keep, [&](int unit, float a, float b) {
+    product(rows, from, id, keep, Nothing(), [&](int unit, float a, float b) {
         const float2 r = kept[unit - rows.from];
         if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
     });
@@ -97,7 +104,7 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
     const int runs = od / Q8_VALUES;
     const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
     float* kept = epilogue_room(id);
-    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, [](const Stream&) {},
+    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, Nothing(), Nothing(),
             [&](int unit, float a, float b) {
                 if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
             });
@@ -109,7 +116,7 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
 template <class KV> struct Heads {  // sizes, where things are, and RoPE
     const u8* w[3];
     const float* bias[3];
-    int type[3], units[3];  // pairs of rows of q, k and v
+    int type[3], units[3], blocks[3];  // of q, k and v: pairs of rows, and blocks that share them
     float* q;
     KV *keys, *values;  // the position's rows
     int position, hd;
@@ -118,23 +125,13 @@ template <class KV> struct Heads {  // sizes, where things are, and RoPE
 
 template <class T> BODY T pick(const T (&three)[3], int k) { return k == 0 ? three[0] : k == 1 ? three[1] : three[2]; }
 
-// This block's part of segment k. Blocks share all three by bytes: a row of Q6_K takes longer than one of Q4_K.
-template <class KV> BODY Rows segment(const Heads<KV>& h, int k, int id) {
-    u32 cost[3], total = 0, before = 0;  // in sixteens of bytes
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        cost[i] = static_cast<u32>(row_bytes(h.type[i], id) / 16);
-        if (i < k) before += cost[i] * h.units[i];
-        total += cost[i] * h.units[i];
-    }
-    const int units = pick(h.units, k), per = static_cast<int>(pick(cost, k));
-    const auto edge = [&](u32 block) {  // the first unit that begins at or after the block's share
-        const int at = static_cast<int>(total * block / gridDim.x - before);
-        return max(0, min(units, (at + per - 1) / per));
-    };
+// A block has rows of one of the three: with rows of two it would fill its rings twice, and all the others wait for it.
+template <class KV> BODY Rows rows_of_block(const Heads<KV>& h, int k, int id) {
+    const int before = k == 0 ? 0 : k == 1 ? h.blocks[0] : h.blocks[0] + h.blocks[1];
+    const int block = blockIdx.x - before, share = pick(h.blocks, k), units = pick(h.units, k);
     const int half = k < 2 ? h.hd / 2 : 1, type = pick(h.type, k);
-    const int from = edge(blockIdx.x), to = max(from, edge(blockIdx.x + 1));
-    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, from, to};
+    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, units * block / share,
+            units * (block + 1) / share};
 }
 
 // What the epilogue needs of a unit, prepared by the warp that will finish it before the previous kernel is done.
@@ -155,18 +152,11 @@ BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepar
     }
 }
 
-// A block has rows of one segment or two, rarely of three.
-template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int id) {
-    __shared__ Rows s_rows[3];
-    const int warp = threadIdx.x / WARP;
-    if (threadIdx.x % WARP == 0 && warp < 3) s_rows[warp] = segment(h, warp, id);
-    __syncthreads();
-    const Stream stream = open_stream(id);
+template <class KV, class From> BODY void qkv(const From& from, const Heads<KV>& h, int id) {
+    const int block = blockIdx.x, k = block < h.blocks[0] ? 0 : block < h.blocks[0] + h.blocks[1] ? 1 : 2;
+    const Rows rows = rows_of_block(h, k, id);
     Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
-    bool first = true;
-    for (int k = 0; k < 3; k++) {
-        const Rows rows = s_rows[k];
-        if (rows.from == rows.to) continue;
+    const auto biases = [&](const Stream& stream) {
         const int2 mine = stream.begun(rows);
         for (int i = mine.x + stream.lane; i < mine.y; i += WARP) {
             const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
@@ -174,22 +164,16 @@ template <class KV, class From> BODY void qkv(From from, const Heads<KV>& h, int
             copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
         }
         close_group();
-        if (first) from.prepare(id);
-        stream.prime(rows);
+    };
+    const auto angles = [&](const Stream& stream) {
+        const int2 mine = stream.begun(rows);
         for (int i = mine.x + stream.lane; i < mine.y && k < 2; i += WARP)
             prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
-        if (first) {
-            wait_for_previous();
-            from(stream.plane, id);
-            first = false;
-        }
-        __syncthreads();
-        stream.run(rows, [&](int unit, float a, float b) {
-            if (threadIdx.x % WARP == 0)
-                finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
-        });
-    }
-    if (first) wait_for_previous();
+    };
+    product(rows, from, id, biases, angles, [&](int unit, float a, float b) {
+        if (threadIdx.x % WARP == 0)
+            finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
+    });
 }
 
 #define ROWS_ARGS int id, int od, int type
@@ -223,30 +207,27 @@ STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, c
     glu(FromNorm{x, norm, eps}, gate, up, quads, id, od, type);
 }
 
-#define HEADS_ARGS                                                                                              \
+#define HEADS_ARGS(KV)                                                                                          \
     const int *pos, float *q, KV *keys, KV *values, int id, int nqt, int nkt, int hd, int type_q, int type_k,   \
-        int type_v, float base, float scale
+        int type_v, int blocks_q, int blocks_k, float base, float scale
 #define WEIGHTS_ARGS                                                                                          \
     const u8 *wq, const u8 *wk, const u8 *wv, const float *bq, const float *bk, const float *bv
-template <class KV, class From> BODY void qkv_of(const From& from, WEIGHTS_ARGS, HEADS_ARGS) {
+template <class KV, class From> BODY void qkv_of(const From& from, WEIGHTS_ARGS, HEADS_ARGS(KV)) {
     const int position = pos[0];  // no kernel in between writes it
     const size_t row = static_cast<size_t>(position) * nkt;
-    const Heads<KV> heads = {{wq, wk, wv}, {bq, bk, bv}, {type_q, type_k, type_v}, {nqt / 2, nkt / 2, nkt / 2}, q,
-                             keys + row, values + row, position, hd, base, scale};
+    const Heads<KV> heads = {{wq, wk, wv}, {bq, bk, bv}, {type_q, type_k, type_v}, {nqt / 2, nkt / 2, nkt / 2},
+                             {blocks_q, blocks_k, static_cast<int>(gridDim.x) - blocks_q - blocks_k}, q, keys + row,
+                             values + row, position, hd, base, scale};
     qkv<KV>(from, heads, id);
 }
-#define QKV(t, T)                                                                                               \
-    STREAM_KERNEL stream_plane_qkv_##t(WEIGHTS_ARGS, const u8* q8, const int* pos, float* q, T* keys, T* values, \
-                                       int id, int nqt, int nkt, int hd, int type_q, int type_k, int type_v,    \
-                                       float base, float scale) {                                               \
-        qkv_of<T>(FromPlane{q8}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd, type_q, type_k, \
-                  type_v, base, scale);                                                                         \
-    }                                                                                                           \
-    STREAM_KERNEL stream_norm_qkv_##t(WEIGHTS_ARGS, const float* norm, const float* x, const int* pos, float* q, \
-                                      T* keys, T* values, int id, int nqt, int nkt, int hd, int type_q,         \
-                                      int type_k, int type_v, float base, float scale, float eps) {             \
-        qkv_of<T>(FromNorm{x, norm, eps}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd,       \
-                  type_q, type_k, type_v, base, scale);                                                         \
+#define QKV(t, T)                                                                                                  \
+    STREAM_KERNEL stream_plane_qkv_##t(WEIGHTS_ARGS, const u8* q8, HEADS_ARGS(T)) {                                \
+        qkv_of<T>(FromPlane{q8}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd, type_q, type_k,    \
+                  type_v, blocks_q, blocks_k, base, scale);                                                        \
+    }                                                                                                              \
+    STREAM_KERNEL stream_norm_qkv_##t(WEIGHTS_ARGS, const float* norm, const float* x, HEADS_ARGS(T), float eps) { \
+        qkv_of<T>(FromNorm{x, norm, eps}, wq, wk, wv, bq, bk, bv, pos, q, keys, values, id, nqt, nkt, hd, type_q,  \
+                  type_k, type_v, blocks_q, blocks_k, base, scale);                                                \
     }
 QKV(f32, float)
 QKV(f16, __half)

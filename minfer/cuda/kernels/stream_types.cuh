@@ -69,7 +69,7 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
     // Four lanes a superblock, both rows.
     static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
         if (lane / 4 >= superblocks_left) return;
-        x += lane / LANES * Plane::BYTES + 16 * (lane % LANES);
+        x += lane / Plane::LANES * Plane::BYTES + 16 * (lane % Plane::LANES);
         uint4 v[4];
 #pragma unroll
         for (int t = 0; t < 4; t++) v[t] = shared_load16(x + t * Plane::CHUNKS);
@@ -115,7 +115,7 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
         }
         BODY void advance() { quad++, left -= QUAD; }
         BODY void copy(Shared to, int superblocks, int lane) const {
-            const int half = lane / LANES, l = lane % LANES, sc = superblocks * (QL + QH);
+            const int half = lane / Plane::LANES, l = lane % Plane::LANES, sc = superblocks * (QL + QH);
             const u8 *nibbles = row + (quad * (QUAD * QL) + 16 * lane), *mine = half ? row + delta : row;
             if (lane < left * (QL / 16)) {
                 copy_async<16>(to + 16 * lane, nibbles);
