@@ -236,9 +236,9 @@ def partial_floats(n_head: int, head_dim: int, splits: int) -> int:
     return n_head * splits * (head_dim + 2)
 
 
-def attention_counter_bytes(n_head: int) -> int:
-    """Size of attention_one's counters: one of finished blocks per head, of which it takes those it needs."""
-    return 4 * n_head
+def attention_counter_bytes(n_head_kv: int) -> int:
+    """Size of attention_one's counters: one of finished blocks per KV head."""
+    return 4 * n_head_kv
 
 
 def argmax_aux_bytes(blocks: int) -> int:

@@ -250,8 +250,8 @@ def _attention(walk: Walk, node: Node) -> None:
 
 def _attention_one(walk: Walk, node: Node, p: dict[str, int]) -> None:
     """Split and combine in one launch, which reads the position where the host, or the step before, wrote it."""
-    partial, counters = F32 * partial_floats(p["n_head"], p["head_dim"], p["splits"]), attention_counter_bytes(p["n_head"])
-    params = p | {"partial_bytes": partial, "counters_bytes": counters}
+    partial, counters = F32 * partial_floats(p["n_head"], p["head_dim"], p["splits"]), p["n_head_kv"]
+    params = p | {"partial_bytes": partial, "counters_bytes": attention_counter_bytes(counters)}
     args, grid, kv = walk.args(node, **params), (p["n_head_kv"], p["splits"], 1), walk.options.kv_type
     if walk.options.on(ATTENTION_QUADS) and p["head_dim"] % Q8_BLOCK == 0 and reads_quads(walk, node):
         walk.emit(node, f"attention_quads_{kv}", grid, to_quads(walk, node, args, "quads"))

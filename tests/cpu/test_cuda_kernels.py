@@ -274,7 +274,7 @@ class TestAttentionInOneLaunch:
         k[n_kv - 1] = q.reshape(kv_heads, -1, hd).sum(axis=1).reshape(-1) * 6 / np.sqrt(hd) / scale**2
         k[n_kv:], v[n_kv:] = np.nan, np.nan
         partial = np.full(partial_floats(heads, hd, splits), np.nan, np.float32)
-        counters, outs = np.zeros(attention_counter_bytes(heads), np.uint8), []
+        counters, outs = np.zeros(attention_counter_bytes(kv_heads), np.uint8), []
         for at in (n_kv, 1, n_kv):  # a launch finds what one with other splits has left behind
             outs.append(np.empty(heads * hd, np.float32))
             launch(f"attention_one_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]),

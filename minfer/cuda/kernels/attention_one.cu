@@ -1,6 +1,5 @@
-// Decode attention in one launch: blocks take a run of keys of a kv head each, and the last block to finish adds up the
-// splits. One block reads its keys and values once for all query heads that share them; while keys are few and blocks
-// would have none, these take some of the heads instead, and read the keys again, from L2.
+// Decode attention in one launch: blocks (kv head, split) take a run of keys each, and the last block of a kv head to
+// finish adds up the splits. One block reads its keys and values once for all query heads that share them.
 //
 // Warps do not wait for each other while they walk: each takes STEP keys at a time and keeps a softmax of its own. A
 // step has two layouts of the lanes. Scores: LANES lanes share a key, with 16-byte loads. Weighted sum: a row of V lies
@@ -24,26 +23,14 @@ struct Shape {
     int n_head, n_head_kv, head_dim, splits;
 };
 
-// The keys first..last-1 of this block. `active` splits have keys.
+// The keys first..last-1 of this block. Splits from `active` on have none.
 struct Run {
     int n_kv, first, last, active;
     BODY Run(int n, int splits) : n_kv(n) {
         const int even = (n_kv + splits - 1) / splits, each = max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
         active = (n_kv + each - 1) / each;
-        first = split() * each;
+        first = blockIdx.y * each;
         last = min(n_kv, first + each);
-    }
-    BODY int split() const { return blockIdx.y % active; }
-};
-
-// The query heads of this block: as many blocks as there are for a split share those of its kv head. Past the last: none.
-struct Part {
-    int head, heads;
-    BODY Part(const Shape& s, int active) {
-        const int group = s.n_head / s.n_head_kv, parts = s.splits / active, part = blockIdx.y / active;
-        const int share = (group + parts - 1) / parts;
-        head = blockIdx.x * group + part * share;
-        heads = min(share, group - part * share);
     }
 };
 
@@ -287,8 +274,8 @@ template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, in
         return;
     }
     if (!real) return;
-    store4(c.records.sum(head + h, c.run.split()) + f, acc);
-    if (f == 0) *c.records.scale(head + h, c.run.split()) = {most, sum};
+    store4(c.records.sum(head + h, blockIdx.y) + f, acc);
+    if (f == 0) *c.records.scale(head + h, blockIdx.y) = {most, sum};
 }
 
 // Query heads `head`..`head + heads - 1`, all of this block's kv head, over its keys; heads <= H.
@@ -346,47 +333,43 @@ template <class Out> BODY void combine(Records records, const Out& out, int head
     }
 }
 
-// This block's heads, `each` at a time. With the loop around the choice of H instead of inside each, the compiler needs
-// up to 246 registers.
+// All query heads of this block's kv head, `each` at a time. With the loop around the choice of H instead of inside
+// each, the compiler needs up to 246 registers.
 template <int DIM, int H, class KV, class Out>
-BODY void attend_part(const Call<KV, Out>& c, Shared& s, const Part& part, int each) {
-    for (int h = 0; h < part.heads; h += each) attend<DIM, H>(c, s, part.head + h, min(each, part.heads - h));
+BODY void attend_group(const Call<KV, Out>& c, Shared& s, int head, int group, int each) {
+    for (int g = 0; g < group; g += each) attend<DIM, H>(c, s, head + g, min(each, group - g));
 }
 
 template <class KV, class Out> BODY void attention_one(const Call<KV, Out>& c, u32* counters) {
     __shared__ Shared s;
-    const Part part(c.shape, c.run.active);
-    if (part.heads <= 0) return;
+    const int group = c.shape.n_head / c.shape.n_head_kv, head = blockIdx.x * group;
     const bool wide = c.shape.head_dim > 128, few = wide || sizeof(KV) == 4;
     const int most = few ? 4 : 7;  // more spill; a further pass over the block's keys finds them in L2
-    const int passes = (part.heads + most - 1) / most, each = (part.heads + passes - 1) / passes;
+    const int passes = (group + most - 1) / most, each = (group + passes - 1) / passes;
     if (wide)
-        attend_part<256, 4>(c, s, part, each);
-    else if (each == 1)
-        attend_part<128, 1>(c, s, part, each);
-    else if (each == 2)
-        attend_part<128, 2>(c, s, part, each);
+        attend_group<256, 4>(c, s, head, group, each);
     else if (each <= 4)
-        attend_part<128, 4>(c, s, part, each);
+        attend_group<128, 4>(c, s, head, group, each);
     else if constexpr (sizeof(KV) == 2) {
         if (each == 5)
-            attend_part<128, 5>(c, s, part, each);
+            attend_group<128, 5>(c, s, head, group, each);
         else
-            attend_part<128, 7>(c, s, part, each);
+            attend_group<128, 7>(c, s, head, group, each);
     }
     if (c.run.active == 1) return;
     __syncthreads();  // every thread has written its part of the records
-    if (!is_last_block(counters + part.head, c.run.active)) return;
-    for (int h = threadIdx.x / WARP; h < part.heads; h += WARPS) combine(c.records, c.out, part.head + h, c.run.active);
+    if (!is_last_block(counters + blockIdx.x, c.run.active)) return;
+    for (int h = threadIdx.x / WARP; h < group; h += WARPS) combine(c.records, c.out, head + h, c.run.active);
 }
 
 // in0: q, one token; in1, in2: the KV regions; in3: its position. partial: partial_floats(..), 16-byte aligned;
-// counters: one per head, zero before and after. quads: the plane of the output (plane.cuh).
+// counters: one per kv head, zero before and after. quads: the plane of the output (plane.cuh).
 #define ATTENTION_ARGS(KV) const float *q, const KV *k, const KV *v, const int *pos, float *partial, u32 *counters
 #define SIZES int n_head, int n_head_kv, int head_dim, int splits
 template <class KV, class Out> BODY void attention_to(const Out& out, ATTENTION_ARGS(KV), SIZES) {
     const Shape shape = {n_head, n_head_kv, head_dim, splits};
     const Run run(pos[0] + 1, splits);  // the position is older than the previous kernel
+    if (run.first >= run.last) return;
     attention_one<KV, Out>({q, k, v, out, shape, Records(partial, shape), run}, counters);
 }
 #define ATTENTION_ONE(t, KV)                                                                                          \
