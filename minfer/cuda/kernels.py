@@ -164,21 +164,20 @@ def _each(
 
 # source of activations -> its words: weights behind the matrices, inputs, scalars (stream.cu)
 _STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": ("", "quads", ""),
-                   "shared": ("", "quads", ""), "norm": ("norm", "in0", " f:eps")}  # fmt: skip
+                   "norm": ("norm", "in0", " f:eps")}  # fmt: skip
 
 
 def _stream_rows() -> list[Kernel]:
-    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even, of a glu one of 32; any grid, of a qkv three blocks at
-    least, of a shared one its glu's; quads: plane_quads(id) bytes, behind them 4 · od from a glu to a shared; dynamic
-    shared memory: stream_shared(..)."""
+    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid, of qkv three blocks
+    at least; dynamic shared memory: stream_shared(..)."""
     sizes = "i:id i:od i:type"
     heads = (
         "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v i:blocks_q i:blocks_k f:base f:scale"
     )
     qkv = ("w0 w1 w2 w3 w4 w5", "in1 out k v", heads)
     epilogues = {  # -> matrices and biases, what it reads and writes, scalars; and its sources
-        "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads", "shared")),
-        "add": ("w0", "in1 out", sizes, ("plane", "quant", "quads", "shared")),
+        "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads")),
+        "add": ("w0", "in1 out", sizes, ("plane", "quant", "quads")),
         "glu": ("w0 w1", "quads", sizes, ("plane", "norm")),
         "qkv_f32": (*qkv, ("plane", "norm")),
         "qkv_f16": (*qkv, ("plane", "norm")),

@@ -254,7 +254,7 @@ def _attention_one(walk: Walk, node: Node, p: dict[str, int]) -> None:
     params = p | {"partial_bytes": partial, "counters_bytes": attention_counter_bytes(counters)}
     args, grid, kv = walk.args(node, **params), (p["n_head_kv"], p["splits"], 1), walk.options.kv_type
     if walk.options.on(ATTENTION_QUADS) and p["head_dim"] % Q8_BLOCK == 0 and reads_quads(walk, node):
-        walk.emit(node, f"attention_quads_{kv}", grid, to_quads(walk, node, args, "quads"))
+        walk.emit(node, f"attention_quads_{kv}", grid, to_quads(walk, node, args))
     else:
         walk.emit(node, f"attention_one_{kv}", grid, args)
 

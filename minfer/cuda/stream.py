@@ -2,8 +2,7 @@
 
 A launch has one block a multiprocessor; those of q, k and v share them by their bytes. Where its activations come from is part of the kernel's name:
   norm   the op took in an RMSNorm: an f32 row, normed and quantized by every block
-  quads  the plane that the attention left in scratch
-  shared the same by a stream_glu, whose blocks leave the runs that they share to this launch
+  quads  the plane that a stream_glu or the attention left in scratch
   plane  the q8 plane of another launch: one is current already, or prologues are switched off
   quant  an f32 row, quantized by every block
 """
@@ -18,7 +17,6 @@ from minfer.fusions import stream
 from minfer.fusions.activation_cache import Key
 from minfer.gguf import Tensor
 from minfer.graph import Node
-from minfer.ops import F32
 from minfer.plan import Args, Ref
 
 _EPILOGUE = {"stream_matmul": "store", "stream_add": "add", "stream_glu": "glu", "stream_qkv": "qkv_{kv}"}
@@ -34,7 +32,7 @@ def lower_stream(walk: Walk, node: Node) -> None:
         params |= quantize(walk, node, args.inputs[0])
     args = replace(args, params=params)
     if node.op == "stream_glu":
-        args = to_quads(walk, node, args, "shared")
+        args = to_quads(walk, node, args)
     kernel = f"stream_{source}_{_EPILOGUE[node.op].format(kv=walk.options.kv_type)}"
     walk.emit(node, kernel, (_blocks(walk, node), 1, 1), args)
 
@@ -47,7 +45,7 @@ def _source(walk: Walk, node: Node, x: Ref) -> str:
     if "eps" in node.params:
         return "norm"
     if node.inputs[0] in walk.quads:
-        return walk.quads[node.inputs[0]]
+        return "quads"
     current = walk.cache.hit(Key.of(x))
     return "plane" if current or not walk.options.on(stream.ACTIVATIONS) else "quant"
 
@@ -59,15 +57,11 @@ def reads_quads(walk: Walk, node: Node) -> bool:
     return one and "eps" not in readers[0].params and walk.options.on(stream.ACTIVATIONS)
 
 
-def to_quads(walk: Walk, node: Node, args: Args, form: str) -> Args:
-    """The node's output is a plane in scratch, not a row of f32; `form`: "quads", or "shared" with f32 runs behind."""
-    walk.quads[node.id] = form
-    nbytes = _quads_bytes(node.cols, form)
+def to_quads(walk: Walk, node: Node, args: Args) -> Args:
+    """The node's output is the plane in scratch, not a row of f32."""
+    walk.quads.add(node.id)
+    nbytes = plane_quads(node.cols)
     return replace(args, out=Ref("scratch", "quads", 1, nbytes), params=dict(args.params) | {"quads_bytes": nbytes})
-
-
-def _quads_bytes(cols: int, form: str) -> int:
-    return plane_quads(cols) + (F32 * cols if form == "shared" else 0)
 
 
 def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
@@ -81,12 +75,13 @@ def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
         sizes |= dict(zip(("type_q", "type_k", "type_v"), types, strict=True))
         shares = share_blocks(matrices, share)
         sizes |= dict(zip(("blocks_q", "blocks_k"), shares, strict=False))
-        kept = stream.kept(node.op, most_pairs(matrices, shares))
+        kept = 4 * most_pairs(matrices, shares)  # biases and an angle of each
     else:
         sizes = {"od": od, "type": types[0]}
-        kept = stream.kept(node.op, stream.most_units(node.op, od, share))
+        add, glu = 2 * blocks(od // 2, share), stream.RUN * blocks(od // stream.RUN, share)
+        kept = {"stream_add": add, "stream_glu": glu}.get(node.op, 0)
     if node.inputs[0] in walk.quads:
-        sizes["quads_bytes"] = _quads_bytes(id, walk.quads[node.inputs[0]])
+        sizes["quads_bytes"] = plane_quads(id)
     return sizes | {"id": id, "shared": stream_shared(id, kept, stream_ring(walk.gpu.shared))}
 
 

@@ -33,7 +33,7 @@ class Walk:
     memory: Memory
     kv: Kv
     launches: list[Launch] = field(default_factory=list)
-    quads: dict[int, str] = field(default_factory=dict)  # node whose output is a plane in scratch -> its form
+    quads: set[int] = field(default_factory=set)  # nodes whose output is the plane in scratch, not a row of f32
     cache: ActivationCache = field(init=False)
     memo: PositionsMemo = field(init=False)
 

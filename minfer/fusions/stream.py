@@ -20,11 +20,8 @@ ACTIVATIONS = "MINFER_NO_STREAM_NORM"
 
 TYPES = {"Q4_K": 4, "Q6_K": 6}  # with their number in the kernels
 OPS = ("stream_matmul", "stream_add", "stream_glu", "stream_qkv")
+KEPT = 2048  # floats of shared memory left for an epilogue: more than any model's rows a block
 RUN = 32  # values that share a scale
-BORDER = 4  # rows: blocks share those of a glu by so many (stream_plane.cuh)
-# op -> rows of a unit, and floats of shared memory that a block keeps of it: two products, and what its epilogue adds
-_UNIT = {"stream_matmul": (2, 2), "stream_add": (2, 4), "stream_glu": (1, 3), "stream_qkv": (2, 6)}
-SPARE = 512  # floats: static shared memory, and the rows by which the blocks of q, k and v differ
 
 
 def rewrite_qkv(graph: Graph, gpu: Gpu) -> Graph:
@@ -34,7 +31,7 @@ def rewrite_qkv(graph: Graph, gpu: Gpu) -> Graph:
 
 
 def _whole(graph: Graph, gpu: Gpu, chain: list[Node]) -> bool:
-    return all(streamable(graph, gpu, m, "stream_qkv") for m in chain[:3])
+    return all(streamable(graph, gpu, m) for m in chain[:3])
 
 
 def _qkv(chain: list[Node]) -> Node:
@@ -55,7 +52,7 @@ def _glus(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
             continue
         gate, up = (graph.nodes[i] for i in node.inputs)
         after = readers[node.id]
-        matmuls = all(streamable(graph, gpu, m, "stream_glu") and len(readers[m.id]) == 1 for m in (gate, up))
+        matmuls = all(streamable(graph, gpu, m) and len(readers[m.id]) == 1 for m in (gate, up))
         alike = len({graph.tensors[m.weights[0]].type for m in (gate, up) if m.weights}) == 1
         to_one = len(after) == 1 and streamable(graph, gpu, after[0])
         if matmuls and alike and to_one and gate.inputs == up.inputs and gate.cols % RUN == 0:
@@ -75,7 +72,7 @@ def _adds(graph: Graph, gpu: Gpu) -> Iterator[Chain]:
         if node.op != "add":
             continue
         residual, matmul = (graph.nodes[i] for i in node.inputs)
-        if residual.id != matmul.id and streamable(graph, gpu, matmul, "stream_add") and len(readers[matmul.id]) == 1:
+        if residual.id != matmul.id and streamable(graph, gpu, matmul) and len(readers[matmul.id]) == 1:
             inputs = (matmul.inputs[0], residual.id)
             fused = replace(node, id=-1, op="stream_add", name=matmul.name, inputs=inputs, weights=matmul.weights)
             yield Chain(frozenset((matmul.id, node.id)), (fused,), {node.id: -1})
@@ -106,25 +103,11 @@ def _norms(graph: Graph) -> Iterator[Chain]:
             yield Chain(frozenset((node.id, reader.id)), (fused,), {reader.id: -1})
 
 
-def most_units(op: str, rows: int, count: int) -> int:
-    """Units of work of the fullest of `count` blocks that share a matrix of so many rows."""
-    least = BORDER if op == "stream_glu" else _UNIT[op][0]  # rows that are not divided
-    return -(-rows // least // count) * (least // _UNIT[op][0])
-
-
-def kept(op: str, units: int) -> int:
-    """Floats of shared memory that a block keeps of so many units."""
-    return units * _UNIT[op][1]
-
-
-def streamable(graph: Graph, gpu: Gpu, node: Node, op: str = "stream_matmul") -> bool:
-    """Whether it is a matmul of a type the kernels have, of the pairs of rows that they work in, for which there is
-    room: its input, the rings, and what op keeps when each multiprocessor has a block (q, k and v have a few rows more).
-    """
+def streamable(graph: Graph, gpu: Gpu, node: Node) -> bool:
+    """Whether it is a matmul of a type the kernels have, with the pairs of rows they work in and room for its input."""
     if node.op != "matmul" or node.rows != 1:
         return False
     weight = graph.tensors[node.weights[0]]
     if weight.type not in TYPES or weight.rows % 2:
         return False
-    floats = kept(op, most_units(op, weight.rows, gpu.multiprocessors)) + SPARE
-    return stream_shared(weight.shape[0], floats, stream_ring(gpu.shared)) <= gpu.shared
+    return stream_shared(weight.shape[0], KEPT, stream_ring(gpu.shared)) <= gpu.shared

@@ -173,7 +173,7 @@ def test_layers_without_a_bias_or_with_interleaved_rope_keep_their_chain(tmp_pat
 # --- decode by kernels that stream ------------------------------------------------------------------------------------
 
 # of a layer, and of a step
-STREAM = ("stream_norm_qkv_f16", "attention_quads_f16", "stream_quads_add", "stream_norm_glu", "stream_shared_add")
+STREAM = {"stream_norm_qkv_f16": 1, "attention_quads_f16": 1, "stream_norm_glu": 1, "stream_quads_add": 2}
 ONCE = {"embed_rows_q4_k": 1, "stream_norm_store": 1, "next_token": 1}
 SMALL = Gpu(multiprocessors=128, shared=99 << 10)
 
@@ -187,7 +187,7 @@ def test_a_step_is_five_launches_a_layer_and_three(model, qwen2_7b_header):
     """Every weight is read once, as on the reports' path."""
     for gguf, layers, launches in ((open_gguf(qwen2_7b_header), 28, 143), (model, LAYERS, 243)):
         planned, reports = (plan_step(gguf, Where("cuda", Options(frozenset(off), "f16")), 0) for off in ((), REPORTS))
-        assert planned.by_kernel() == dict.fromkeys(STREAM, layers) | ONCE
+        assert planned.by_kernel() == {name: n * layers for name, n in STREAM.items()} | ONCE
         assert planned.totals()["launches"] == launches
         assert planned.totals()["weight_bytes"] == reports.totals()["weight_bytes"]
 
@@ -196,9 +196,8 @@ SURFACES = {  # switch -> launches of the 7B with it, kernels that come and go
     "STREAM_QKV": (424, {"stream_plane_store": 84, "add_bias_f32": 84, "rope_neox_f32": 56, "kv_store_f16": 56,
                          "rms_norm_quant_pad40": 28, "f32_bits_to_i32": 1, "stream_norm_qkv_f16": -28}),
     "STREAM_GLU": (227, {"stream_plane_store": 56, "rms_norm_quant_pad40": 28, "swiglu_quant_pad40": 28,
-                         "stream_plane_add": 28, "stream_norm_glu": -28, "stream_shared_add": -28}),
-    "STREAM_ADD": (199, {"add_f32": 56, "stream_quads_store": 28, "stream_shared_store": 28, "stream_quads_add": -28,
-                         "stream_shared_add": -28}),
+                         "stream_plane_add": 28, "stream_norm_glu": -28, "stream_quads_add": -28}),
+    "STREAM_ADD": (199, {"add_f32": 56, "stream_quads_store": 56, "stream_quads_add": -56}),
     "STREAM_NORM": (228, {"rms_norm_quant_pad40": 57, "quantize_pad40": 28, "stream_plane_qkv_f16": 28,
                           "stream_plane_add": 28, "stream_plane_glu": 28, "stream_plane_store": 1,
                           "attention_one_f16": 28, "stream_norm_qkv_f16": -28, "stream_quads_add": -28,
@@ -244,7 +243,7 @@ def test_rows_too_long_for_a_gpus_shared_memory_take_mmvq(model, qwen2_7b_header
     """ffn_down alone: gate and up stream each by itself then, since nobody reads a plane of quads."""
     for gguf in (model, open_gguf(qwen2_7b_header)):
         assert on_gpu(gguf, SMALL).by_kernel() == on_gpu(gguf, H200).by_kernel()
-    assert on_gpu(longest, H200).by_kernel() == dict.fromkeys(STREAM, 64) | ONCE
+    assert on_gpu(longest, H200).by_kernel() == {name: 64 * n for name, n in STREAM.items()} | ONCE
     small = on_gpu(longest, SMALL)
     assert small.by_kernel() == ONCE | {
         "stream_norm_qkv_f16": 64, "attention_quads_f16": 64, "stream_quads_add": 64, "rms_norm_quant_pad40": 64,

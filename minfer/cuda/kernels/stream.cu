@@ -3,8 +3,7 @@
 //   plane  the q8 plane that another kernel wrote     store  out = product
 //   quant  an f32 row, quantized here                 add    out = product + residual
 //   norm   an f32 row, RMSNorm and quantized here     glu    silu(gate) · up, of two matrices, as quads
-//   quads  the plane that the attention wrote         qkv    bias, RoPE, q out, k and v into the cache
-//   shared the plane that a glu wrote, and runs that its blocks shared
+//   quads  the plane that a glu wrote                 qkv    bias, RoPE, q out, k and v into the cache
 // Every block makes the activations anew, in shared memory: a launch less costs more than reading a row from L2.
 #include "math.cuh"
 #include "stream.cuh"
@@ -28,11 +27,6 @@ struct FromQuads {
     BODY void prepare(int) {}
     BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
 };
-struct FromGlu {
-    u8* quads;
-    BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { copy_shared_quads(plane, quads, id); }
-};
 typedef Norm FromNorm;
 
 // Dynamic shared memory: the plane, the warps' rings, then what an epilogue keeps (kernels.py: stream_shared).
@@ -41,16 +35,13 @@ BODY u8* dynamic_bytes() {
     return reinterpret_cast<u8*>(s_dynamic);
 }
 BODY u8* rings(int id) { return dynamic_bytes() + quads_of(id) * Plane::BYTES; }
-BODY float2* products(int id) { return reinterpret_cast<float2*>(rings(id) + STREAM_WARPS * RING); }
-template <class T> BODY T* epilogue_room(const Rows& rows, int id) {
-    return reinterpret_cast<T*>(products(id) + rows.count());
-}
+BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
 
 BODY Stream open_stream(int id) {
-    __shared__ float2 s_part[STREAM_WARPS][2];
+    __shared__ float s_part[STREAM_WARPS][2][2];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Shared ring = shared_address(rings(id)) + warp * RING;
-    return {{dynamic_bytes()}, ring, products(id), s_part, id / SUPER, warp, lane};
+    return {{dynamic_bytes()}, ring, s_part, id / SUPER, warp, lane};
 }
 
 BODY size_t row_bytes(int type, int id) {
@@ -64,60 +55,60 @@ BODY Rows neighbours(const u8* w, int type, int id, int units) {
 }
 
 struct Nothing {
-    BODY void operator()(int) const {}
+    BODY void operator()(const Stream&) const {}
 };
 
-// Three steps are given a unit of the block each, counted from rows.from, by the same thread. `fetch` begins to copy what
-// the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them comes late.
-// `compute` works while the weights come. `finish` gets the unit's products.
+// `fetch` begins to copy what the previous kernel does not write, ahead of the weights, which are many: what is asked
+// for behind them comes late. `compute` works while the weights come. Then `finish` is given every unit's products by
+// a whole warp.
 template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
                   const Finish& finish) {
     const Stream stream = open_stream(id);
-    const auto each = [&](const auto& step) {
-        for (int i = threadIdx.x; i < rows.count(); i += STREAM_THREADS) step(i);
-    };
     from.prepare(id);
-    each(fetch);
-    close_group();
+    fetch(stream);
     stream.prime(rows);
-    each(compute);
+    compute(stream);
     wait_for_previous();
     from(stream.plane, id);
     __syncthreads();
-    stream.run(rows);
-    __syncthreads();
-    each([&](int i) {
-        const float2 p = stream.product(rows, i);
-        finish(i, p.x, p.y);
-    });
+    stream.run(rows, finish);
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
-    const Rows rows = neighbours(w, type, id, od / 2);
-    float2* to = reinterpret_cast<float2*>(out) + rows.from;
-    product(rows, from, id, Nothing(), Nothing(), [&](int i, float a, float b) { to[i] = make_float2(a, b); });
+    product(neighbours(w, type, id, od / 2), from, id, Nothing(), Nothing(), [&](int unit, float a, float b) {
+        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
+    });
 }
 
 // residual may be out; no kernel writes it between the one before the previous and this
 template <class From>
 BODY void add(const From& from, const u8* w, const float* residual, float* out, int id, int od, int type) {
     const Rows rows = neighbours(w, type, id, od / 2);
-    float2 *kept = epilogue_room<float2>(rows, id), *to = reinterpret_cast<float2*>(out) + rows.from;
-    const auto keep = [&](int i) { copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i)); };
-    product(rows, from, id, keep, Nothing(),
-            [&](int i, float a, float b) { to[i] = make_float2(kept[i].x + a, kept[i].y + b); });
+    float2* kept = reinterpret_cast<float2*>(epilogue_room(id));
+    const auto keep = [&](const Stream& stream) {  // by the warp that will finish the unit
+        const int2 mine = stream.begun(rows);
+        for (int i = mine.x + stream.lane; i < mine.y; i += WARP)
+            copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i));
+        close_group();
+    };
+    product(rows, from, id, keep, Nothing(), [&](int unit, float a, float b) {
+        const float2 r = kept[unit - rows.from];
+        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
+    });
 }
 
-// quads: the plane that the next matmul takes, and behind it od floats for runs that blocks share.
+// Blocks share the rows in whole runs of 32, which have one scale. quads: the plane that the next matmul takes.
 template <class From>
 BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id, int od, int type) {
-    const int first = border(od, blockIdx.x), last = border(od, blockIdx.x + 1);
-    const Rows rows = {gate, static_cast<size_t>(up - gate), type, 1, 1, first, last};
-    float* kept = epilogue_room<float>(rows, id);
-    product(rows, from, id, Nothing(), Nothing(), [&](int i, float a, float b) { kept[i] = swiglu(a, b); });
-    __syncthreads();
-    write_shared_plane(quads, kept, first, last, od);
+    const int runs = od / Q8_VALUES;
+    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
+    float* kept = epilogue_room(id);
+    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, Nothing(), Nothing(),
+            [&](int unit, float a, float b) {
+                if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
+            });
+    write_plane(quads, kept, first, last - first);
 }
 
 // --- q, k and v ------------------------------------------------------------------------------------------------------
@@ -143,7 +134,7 @@ template <class KV> BODY Rows rows_of_block(const Heads<KV>& h, int k, int id) {
             units * (block + 1) / share};
 }
 
-// What the epilogue needs of a unit, there before the previous kernel is done.
+// What the epilogue needs of a unit, prepared by the warp that will finish it before the previous kernel is done.
 struct Prepared {
     float bias_a, bias_b;
     Angle angle;
@@ -164,18 +155,24 @@ BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepar
 template <class KV, class From> BODY void qkv(const From& from, const Heads<KV>& h, int id) {
     const int block = blockIdx.x, k = block < h.blocks[0] ? 0 : block < h.blocks[0] + h.blocks[1] ? 1 : 2;
     const Rows rows = rows_of_block(h, k, id);
-    Prepared* prepared = epilogue_room<Prepared>(rows, id);
-    const auto biases = [&](int i) {
-        const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
-        copy_async<4>(shared_address(&prepared[i].bias_a), bias);
-        copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
+    Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
+    const auto biases = [&](const Stream& stream) {
+        const int2 mine = stream.begun(rows);
+        for (int i = mine.x + stream.lane; i < mine.y; i += WARP) {
+            const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
+            copy_async<4>(shared_address(&prepared[i].bias_a), bias);
+            copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
+        }
+        close_group();
     };
-    const auto angles = [&](int i) {
-        if (k == 2) return;
-        prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
+    const auto angles = [&](const Stream& stream) {
+        const int2 mine = stream.begun(rows);
+        for (int i = mine.x + stream.lane; i < mine.y && k < 2; i += WARP)
+            prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
     };
-    product(rows, from, id, biases, angles, [&](int i, float a, float b) {
-        finish_pair(h, k, rows.first(rows.from + i), rows.half, prepared[i], a, b);
+    product(rows, from, id, biases, angles, [&](int unit, float a, float b) {
+        if (threadIdx.x % WARP == 0)
+            finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
     });
 }
 
@@ -192,9 +189,6 @@ STREAM_KERNEL stream_quant_store(const u8* w, const float* x, float* out, ROWS_A
 STREAM_KERNEL stream_quads_store(const u8* w, const u8* quads, float* out, ROWS_ARGS) {
     store(FromQuads{quads}, w, out, id, od, type);
 }
-STREAM_KERNEL stream_shared_store(const u8* w, u8* quads, float* out, ROWS_ARGS) {
-    store(FromGlu{quads}, w, out, id, od, type);
-}
 STREAM_KERNEL stream_plane_add(const u8* w, const u8* q8, const float* residual, float* out, ROWS_ARGS) {
     add(FromPlane{q8}, w, residual, out, id, od, type);
 }
@@ -204,9 +198,6 @@ STREAM_KERNEL stream_quant_add(const u8* w, const float* x, const float* residua
 STREAM_KERNEL stream_quads_add(const u8* w, const u8* quads, const float* residual, float* out,
                                ROWS_ARGS) {
     add(FromQuads{quads}, w, residual, out, id, od, type);
-}
-STREAM_KERNEL stream_shared_add(const u8* w, u8* quads, const float* residual, float* out, ROWS_ARGS) {
-    add(FromGlu{quads}, w, residual, out, id, od, type);
 }
 STREAM_KERNEL stream_plane_glu(const u8* gate, const u8* up, const u8* q8, u8* quads, ROWS_ARGS) {
     glu(FromPlane{q8}, gate, up, quads, id, od, type);

@@ -4,8 +4,7 @@
 // The unit of work is a pair of rows: neighbours, a RoPE pair, or gate and up. A warp takes SPAN superblocks of both
 // rows at once, an *item*, and has STAGES items under way in a ring of its own. The items of a block's units, one after
 // the other, are shared evenly by its warps, so a unit may be begun by one warp and ended by another. Weights depend on
-// no kernel, so the ring is filled before the wait for the previous kernel. What becomes of the products is done when
-// all are there, a thread a unit: once, not by one lane within the loop.
+// no kernel, so the ring is filled before the wait for the previous kernel.
 #include "stream_types.cuh"
 
 // Some rows of one type. Unit u is row first(u) and the one delta bytes behind it: with half = 1 and step = 2
@@ -15,20 +14,18 @@ struct Rows {
     size_t delta;  // bytes
     int type, half, step;  // type: 4 or 6
     int from, to;  // units of this block
-    BODY int count() const { return to - from; }
     BODY int first(int unit) const { return unit / half * step + unit % half; }
 };
 
 struct Stream {
     Plane plane;
     Shared ring;  // this warp's
-    float2* whole;  // products of the block's units that one warp has summed
-    float2 (*part)[2];  // per warp: of the unit that an earlier warp began, and of the one that a later warp ends
+    float (*part)[2][2];  // per warp: sums of the unit at its beginning and at its end, when it has only a part of it
     int superblocks, warp, lane;
 
     template <class T> BODY int of_unit() const { return (superblocks + T::SPAN - 1) / T::SPAN; }  // items
     template <class T> BODY int item(const Rows& rows, int of_warp) const {
-        return rows.count() * of_unit<T>() * of_warp / STREAM_WARPS;
+        return (rows.to - rows.from) * of_unit<T>() * of_warp / STREAM_WARPS;
     }
 
     // The copying side: unit by unit, item by item, STAGES ahead of the products.
@@ -66,15 +63,16 @@ struct Stream {
         for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE);
     }
 
-    // After prime, once the plane is there: every product is in `whole` or `part` then.
-    template <class T> BODY void run(const Rows& rows) const {
+    // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
+    // block's threads meet in here.
+    template <class T, class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
         const int begin = item<T>(rows, warp), end = item<T>(rows, warp + 1), per = of_unit<T>();
         constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
         Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
-        int unit = begin / per, at = begin % per;
+        int unit = rows.from + begin / per, at = begin % per;
         Shared stage = ring, x = first + at * step;
-        bool begun = at == 0;
+        bool whole = at == 0;
         float2 sum = {0.0f, 0.0f};
         for (int left = end - begin; left > 0;) {
             wait_for_groups<T::STAGES - 1>();
@@ -86,32 +84,50 @@ struct Stream {
             if (stage == last) stage = ring;
             left--, at++, x += step;
             if (at < per && left > 0) continue;
-            sum = {warp_sum(sum.x), warp_sum(sum.y)};
-            if (lane == 0) *(begun && at == per ? whole + unit : part[warp] + begun) = sum;
-            unit++, at = 0, x = first, begun = true, sum = {0.0f, 0.0f};
+            hand_over(sum, whole, at == per, unit, finish);
+            if (at < per) break;
+            unit++, at = 0, x = first, whole = true, sum = {0.0f, 0.0f};
         }
-        wait_for_groups<0>();  // a warp without items has not waited yet for what it fetched
+        __syncthreads();
+        if (end > begin && whole && at > 0 && at < per) gather<T>(rows, unit, end, finish);
+        __syncthreads();
     }
 
-    // After run and a barrier: a unit's two products, by any thread. What several warps have of it, in their order.
-    template <class T> BODY float2 product(const Rows& rows, int unit) const {
-        const int per = of_unit<T>(), items = rows.count() * per, end = (unit + 1) * per;
-        int w = (STREAM_WARPS * (unit * per + 1) - 1) / items;  // the warp of the unit's first item
-        int reached = item<T>(rows, w + 1);
-        if (reached >= end) return whole[unit];
-        float2 sum = part[w][1];
-        while (reached < end) {
-            const int next = item<T>(rows, ++w + 1);
-            if (next > reached) sum.x += part[w][0].x, sum.y += part[w][0].y;
-            reached = next;
+    // The end of a unit, or of the warp's share of it.
+    template <class Finish>
+    BODY void hand_over(float2 sum, bool begun, bool ended, int unit, const Finish& finish) const {
+        sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
+        if (begun && ended)
+            finish(unit, sum.x, sum.y);
+        else if (lane == 0)
+            part[warp][begun][0] = sum.x, part[warp][begun][1] = sum.y;  // [0]: begun by an earlier warp
+    }
+
+    // The unit that this warp began and later ones went on with: their sums in warp order.
+    template <class T, class Finish>
+    BODY void gather(const Rows& rows, int unit, int end, const Finish& finish) const {
+        const int last = (unit + 1 - rows.from) * of_unit<T>();
+        float a = part[warp][1][0], b = part[warp][1][1];
+        for (int w = warp + 1; end < last; w++) {
+            const int next = item<T>(rows, w + 1);
+            if (next > end) a += part[w][0][0], b += part[w][0][1];
+            end = next;
         }
-        return sum;
+        finish(unit, a, b);
+    }
+
+    // The units that begin among this warp's items, counted from rows.from: x up to y - 1.
+    BODY int2 begun(const Rows& rows) const {
+        return rows.type == 4 ? begun<StreamQ4K>(rows) : begun<StreamQ6K>(rows);
+    }
+    template <class T> BODY int2 begun(const Rows& rows) const {
+        const int per = of_unit<T>();
+        return {(item<T>(rows, warp) + per - 1) / per, (item<T>(rows, warp + 1) + per - 1) / per};
     }
 
     // Type by number, so that q, k and v may differ.
     BODY void prime(const Rows& rows) const { rows.type == 4 ? prime<StreamQ4K>(rows) : prime<StreamQ6K>(rows); }
-    BODY void run(const Rows& rows) const { rows.type == 4 ? run<StreamQ4K>(rows) : run<StreamQ6K>(rows); }
-    BODY float2 product(const Rows& rows, int unit) const {
-        return rows.type == 4 ? product<StreamQ4K>(rows, unit) : product<StreamQ6K>(rows, unit);
+    template <class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
+        rows.type == 4 ? run<StreamQ4K>(rows, finish) : run<StreamQ6K>(rows, finish);
     }
 };

@@ -85,56 +85,10 @@ BODY void write_plane(u8* quads, const float* values, int first, int count) {
     }
 }
 
-// A glu's blocks share its rows by fours. The runs of 32 at their borders, which two or more blocks have rows of, are left
-// to the next kernel, in f32 at the rows' places behind the plane: so no block has more rows than another by a run.
-inline constexpr int BORDER = 4;
-BODY int border(int rows, int block) { return rows / BORDER * block / static_cast<int>(gridDim.x) * BORDER; }
-BODY float* shared_runs(u8* quads, int rows) {
-    return reinterpret_cast<float*>(quads + quads_of(rows) * Plane::BYTES);
-}
-
-// Of the run at the end of a block: its first row; -1 if the block ends with a run, or ends in the run of the one before.
-BODY int shared_run(int rows, int block) {
-    const int end = border(rows, block + 1), begin = border(rows, block);
-    return end % Q8_VALUES == 0 || (begin % Q8_VALUES != 0 && begin / Q8_VALUES == end / Q8_VALUES)
-               ? -1
-               : end / Q8_VALUES * Q8_VALUES;
-}
-
-// A block's values, the first of them value `first` of the row: whole runs into the plane, the others as they are.
-BODY void write_shared_plane(u8* quads, const float* values, int first, int last, int rows) {
-    const int from = min(last, (first + Q8_VALUES - 1) / Q8_VALUES * Q8_VALUES), to = max(from, last / Q8_VALUES * Q8_VALUES);
-    write_plane(quads, values + (from - first), from, to - from);
-    float* left = shared_runs(quads, rows);
-    for (int row = first + threadIdx.x; row < last; row += STREAM_THREADS)
-        if (row < from || row >= to) left[row] = values[row - first];
-}
-
 BODY void copy_quads(const Plane& plane, const u8* quads, int id) {
     const uint4* from = reinterpret_cast<const uint4*>(quads);
     uint4* to = reinterpret_cast<uint4*>(plane.quads);
     const int chunks = quads_of(id) * (Plane::BYTES / 16);
 #pragma unroll 5
     for (int i = threadIdx.x; i < chunks; i += STREAM_THREADS) to[i] = __ldcg(from + i);
-}
-
-// The plane of a glu whose grid was this kernel's. What two blocks shared is asked for first: it has further to go.
-BODY void copy_shared_quads(const Plane& plane, u8* quads, int id) {
-    const float* left = shared_runs(quads, id);
-    const int words = (gridDim.x - 1) * (Q8_VALUES / 4);
-    for (int begin = 0; begin == 0 || begin < words; begin += HELD * STREAM_THREADS) {
-        int row[HELD];
-        float4 v[HELD];
-#pragma unroll
-        for (int k = 0; k < HELD; k++) {
-            const int i = begin + k * STREAM_THREADS + threadIdx.x, run = i < words ? shared_run(id, i / 8) : -1;
-            row[k] = run < 0 ? -1 : run + 4 * (i % 8);
-            v[k] = row[k] < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4_fresh(left + row[k]);
-        }
-        if (begin == 0) copy_quads(plane, quads, id);
-        __syncthreads();  // these runs' places have been copied as well
-#pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (begin + k * STREAM_THREADS < words) quantize_word(plane, max(row[k], 0) / 4, v[k], row[k] >= 0);
-    }
 }
