@@ -29,7 +29,8 @@ say "curves"
 python3 benchmarks/decode_curves.py "$models/1.5b.gguf" "$models/7b.gguf" "$models/14b.gguf" -n 32 -r 2 \
     --out "$out/decode-curves.jsonl" || say "curves failed"
 say "a recording and its ledger with each switch at 1, and with none"
-for switch in none STREAM STREAM_QKV STREAM_GLU STREAM_ADD STREAM_NORM ONE_ATTENTION DEPENDENT_LAUNCH TOKEN_LOOP; do
+for switch in none STREAM STREAM_QKV STREAM_GLU STREAM_ADD STREAM_NORM ONE_ATTENTION ATTENTION_QUADS DEPENDENT_LAUNCH \
+    TOKEN_LOOP; do
     [ "$switch" = none ] && set_to=MINFER_NVTX=1 || set_to=MINFER_NO_$switch=1
     env "$set_to" nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --sample=none --cpuctxsw=none -f true \
         --export sqlite -o "$models/step" minfer bench "$models/7b.gguf" -p 0 -n 8 -r 1 >/dev/null 2>&1

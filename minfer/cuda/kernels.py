@@ -139,10 +139,10 @@ def _rows() -> list[Kernel]:
             dependent=True,
         ),
         # and quantized for the stream kernel behind: head_dim a multiple of 32
-        *_each(
-            "attention_quads_{t}", kv, "attention_one.cu",
+        Kernel(
+            "attention_quads_f16", "attention_one.cu",
             "in0 in1 in2 in3 partial counters quads i:n_head i:n_head_kv i:head_dim i:splits", "n_head_kv, splits",
-            dependent=True,
+            "attention_quads", True,
         ),
         # in0: scores (heads · nt, n_kv) in f32; out may not be in0 for f16
         *_each("softmax_causal_{t}", kv, "softmax.cu", "in0 pos out i:nt i:n_kv", "heads · nt"),

@@ -253,8 +253,9 @@ def _attention_one(walk: Walk, node: Node, p: dict[str, int]) -> None:
     partial, counters = F32 * partial_floats(p["n_head"], p["head_dim"], p["splits"]), p["n_head_kv"]
     params = p | {"partial_bytes": partial, "counters_bytes": attention_counter_bytes(counters)}
     args, grid, kv = walk.args(node, **params), (p["n_head_kv"], p["splits"], 1), walk.options.kv_type
-    if walk.options.on(ATTENTION_QUADS) and p["head_dim"] % Q8_BLOCK == 0 and reads_quads(walk, node):
-        walk.emit(node, f"attention_quads_{kv}", grid, to_quads(walk, node, args))
+    fits = p["head_dim"] % Q8_BLOCK == 0 and kv == "f16"  # with f32 keys the kernel has no registers left for it
+    if walk.options.on(ATTENTION_QUADS) and fits and reads_quads(walk, node):
+        walk.emit(node, "attention_quads_f16", grid, to_quads(walk, node, args))
     else:
         walk.emit(node, f"attention_one_{kv}", grid, args)
 

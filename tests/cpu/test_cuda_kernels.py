@@ -281,9 +281,9 @@ class TestAttentionInOneLaunch:
                    counters=counters, partial=partial, out=outs[-1], n_head=heads, n_head_kv=kv_heads, head_dim=hd,
                    splits=splits, outputs=("out",))  # fmt: skip
             assert not counters.any()
-            if hd % 32 == 0:  # the same row as the plane of the matmul behind
+            if hd % 32 == 0 and kv == "f16":  # the same row as the plane of the matmul behind
                 quads = np.zeros((-(-heads * hd // 1024), 1792), np.uint8)
-                launch(f"attention_quads_{kv}", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]),
+                launch("attention_quads_f16", (kv_heads, splits), in0=q, in1=k, in2=v, in3=np.int32([at - 1]),
                        counters=counters, partial=partial, quads=quads, n_head=heads, n_head_kv=kv_heads, head_dim=hd,
                        splits=splits)  # fmt: skip
                 assert (quads == to_quads(q8_plane(outs[-1]))).all() and not counters.any()

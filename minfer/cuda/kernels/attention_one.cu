@@ -372,12 +372,12 @@ template <class KV, class Out> BODY void attention_to(const Out& out, ATTENTION_
     if (run.first >= run.last) return;
     attention_one<KV, Out>({q, k, v, out, shape, Records(partial, shape), run}, counters);
 }
-#define ATTENTION_ONE(t, KV)                                                                                          \
-    KERNEL(512) attention_one_##t(ATTENTION_ARGS(KV), float* out, SIZES) {                                            \
-        attention_to<KV>(ToRow{out}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits);           \
-    }                                                                                                                 \
-    KERNEL(512) attention_quads_##t(ATTENTION_ARGS(KV), u8* quads, SIZES) {                                           \
-        attention_to<KV>(ToPlane{{quads}}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits);     \
+#define ATTENTION_ONE(t, KV)                                                                                \
+    KERNEL(512) attention_one_##t(ATTENTION_ARGS(KV), float* out, SIZES) {                                  \
+        attention_to<KV>(ToRow{out}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits); \
     }
 ATTENTION_ONE(f32, float)
 ATTENTION_ONE(f16, __half)
+KERNEL(512) attention_quads_f16(ATTENTION_ARGS(__half), u8* quads, SIZES) {
+    attention_to<__half>(ToPlane{{quads}}, q, k, v, pos, partial, counters, n_head, n_head_kv, head_dim, splits);
+}
