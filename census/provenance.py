@@ -36,8 +36,13 @@ def versions() -> dict[str, str | None]:
             "driver": driver}  # fmt: skip
 
 
+def tool_version() -> str:
+    """This project's version, as recordings name it; "unknown" where it runs from a checkout on PYTHONPATH."""
+    return _version("launch-census") or "unknown"
+
+
 def _version(name: str) -> str | None:
-    """None when it is not installed, as this project is not where it runs from a checkout on PYTHONPATH."""
+    """None when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,12 +63,12 @@ def _nsys_finish(folder: Path, target: Path) -> None:
 
 def _log_finish(folder: Path, target: Path) -> None:
     log = folder / "launches.jsonl"
-    trace.write_export(target, runlog.export_tables(runlog.read_log(log), version("launch-census")))
+    trace.write_export(target, runlog.export_tables(runlog.read_log(log), provenance.tool_version()))
 
 
 def _cupti_finish(folder: Path, target: Path) -> None:
     log = folder / "cupti.jsonl"
-    tables = cuptilog.export_tables(log, version("launch-census"))
+    tables = cuptilog.export_tables(log, provenance.tool_version())
     cuptilog.require_work(log, tables)
     trace.write_export(target, tables)
 

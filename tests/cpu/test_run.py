@@ -2,12 +2,13 @@
 
 import json
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from analysis.cli import main
-from census import ledger, record, run, runlog
+from census import ledger, provenance, record, run, runlog
 from census import trace as tr
 from census.errors import CensusError
 from census.reconcile import reconcile
@@ -221,3 +222,19 @@ def test_the_emulated_gpu_is_recorded_like_any_backend(census, tmp_path):
     data = json.loads(census("run", model, *args).out)
     assert data["backend"] == "emulated" and data["reconciliation"]["matching"] == 2
     assert {r["kernel"] for r in data["ledger"]["rows"]} >= {"attention_one_f16", "next_token", "rms_norm_f32"}
+
+
+def test_a_checkout_that_is_not_installed_records_all_the_same(census, tmp_path, monkeypatch):
+    """On PYTHONPATH alone, as on a borrowed GPU machine: the version of this project is not known, the rest is."""
+    found = provenance.version
+
+    def version(name):
+        if name == "launch-census":
+            raise PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(provenance, "version", version)
+    args = ("--device", "cpu", "--tokens", "2", "--no-overhead", "--out", tmp_path / "r", "--json")
+    data = json.loads(census("run", write_llama(tmp_path / "m.gguf"), *args).out)
+    assert data["reconciliation"]["matching"] == 2
+    assert data["versions"]["launch-census"] is None and data["versions"]["numpy"]
