@@ -231,7 +231,8 @@ def decode_curves(lines: Sequence[Mapping[str, Any]]) -> Any:
     """
     figure, (speed, cost) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     least = min(line["depth"] for line in lines)
-    for k, model in enumerate(dict.fromkeys(line["model"] for line in lines)):
+    by_size = sorted(lines, key=lambda line: line["weight_bytes"])
+    for k, model in enumerate(dict.fromkeys(line["model"] for line in by_size)):
         rows = sorted((line for line in lines if line["model"] == model), key=lambda line: line["depth"])
         look = {"color": _INK[k % 8], "marker": "osD^vP*X"[k % 8], "label": _plain(model)}
         depths = [r["depth"] for r in rows]
@@ -247,6 +248,8 @@ def decode_curves(lines: Sequence[Mapping[str, Any]]) -> Any:
              title=f"cost and bytes at depth {least}")
     for panel in (speed, cost):
         panel.grid(alpha=0.3, which="both", linewidth=0.5)
+        panel.yaxis.set_minor_formatter(lambda y, _: f"{y:,g}")
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
     speed.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside: curves fill the panel
     cost.legend(fontsize=8)
     figure.supxlabel(f"{lines[0]['device']}, {min(line['date'] for line in lines)[:10]}; floor = bytes that the plan "

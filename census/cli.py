@@ -83,8 +83,8 @@ def diff(
 
 @app.command()
 def scrub(
-    source: Annotated[str, typer.Argument(metavar="IN", help="The recorded trace.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy to publish, a new sqlite file.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="The trace; or a finished window, a .json file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy to publish, a new file.")],
     begin: Annotated[str | None, typer.Option("--from", metavar="REGEX", help="Leave out device work and calls before "
                      "the first NVTX range whose text matches, e.g. a long prefill.")] = None,
 ) -> None:
@@ -94,8 +94,7 @@ def scrub(
     """
     with output.working(f"copying {source}"):
         made = scrub_lib.scrub(source, out, begin)
-    rows = sum(made.tables.values())
-    typer.echo(f"{made.out}: {rows:,} rows in {len(made.tables)} tables, {made.masked} texts masked")
+    typer.echo(f"{made.out}: {made.kept}, {made.masked} texts masked")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Lowering of the stream ops (fusions/stream.py): one launch each, its geometry from the GPU's numbers.
 
-A launch has one block a multiprocessor; those of q, k and v share them by their bytes. Where its activations come from is part of the kernel's name:
+A launch has one block a multiprocessor; q, k and v share them by their bytes. Where its activations come from is part
+of the kernel's name:
   norm   the op took in an RMSNorm: an f32 row, normed and quantized by every block
   quads  the plane that a stream_glu or the attention left in scratch
   plane  the q8 plane of another launch: one is current already, or prologues are switched off

@@ -1,13 +1,18 @@
 """A scrubbed copy gives the same ledger and holds nothing of the machine it was recorded on."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from census_data import OURS, build, change, kernel, sql, trace
 
+from analysis.cli import main
 from census import ledger, scrub
 from census.errors import CensusError
+from cli import run_main
 
+WINDOW = Path(__file__).parents[2] / "traces" / "windows" / "7b-d0-no-mmvq.json"
 SECRETS = ("hunter2", "alice", "buildbox", "/home/", "AWS_SECRET", "python serve.py", "GPU-1234", "worker-thread",
            "0000:57:00.0", "mallory")
 
@@ -98,3 +103,46 @@ def test_from_what_is_not_there_is_refused(tmp_path, pattern, message):
     with pytest.raises(CensusError, match=message):
         scrub.scrub(str(trace("probe-nsys2025.3-graphnodes")), tmp_path / "out.sqlite", begin=pattern)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def window(tmp_path):
+    """A finished window with everything of its machine that one can hold."""
+    data = json.loads(WINDOW.read_text())
+    arm = data["plan"]["a"]
+    arm["command"][2], arm["env"]["LOG"] = "/home/alice/7b.gguf", "/scratch/alice/log"
+    data["A"] = "minfer bench /home/alice/7b.gguf"
+    data["plan"]["watched"] = {"CUDA_HOME": "/usr/local/cuda", "PYTHONPATH": "/home/alice/site:", "LANG": "C.UTF-8",
+                               "CUDA_VISIBLE_DEVICES": "GPU-12345678-aaaa-bbbb-cccc-0123456789ab"}
+    data["devices"][0]["uuid"] = "GPU-12345678-aaaa-bbbb-cccc-0123456789ab"
+    data["runs"][0]["failed"] = None
+    path = tmp_path / "window.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_windows_verdict_is_the_same_and_nothing_of_the_machine_stays(window, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "public.json"
+    done = run_main(main, "census", ["scrub", window, out], monkeypatch, capsys)
+    assert done.code == 0 and done.out == f"{out}: 14 runs, 7 texts masked\n"
+    said = [run_main(main, "census", ["verdict", path, "--json"], monkeypatch, capsys).out for path in (window, out)]
+    before, after = (json.loads(text) for text in said)
+    assert before.pop("A") == "minfer bench /home/alice/7b.gguf" and after.pop("A") == "minfer bench [path]"
+    assert {k: v for k, v in before.items() if k != "window"} == {k: v for k, v in after.items() if k != "window"}
+    text = out.read_text()
+    assert [s for s in ("alice", "/home", "/usr", "/scratch", "12345678") if s in text] == []
+    assert json.loads(text)["plan"]["watched"] == {"LANG": "C.UTF-8"}
+
+
+def test_what_is_no_window_and_what_a_window_has_not_are_refused(window, tmp_path, monkeypatch, capsys):
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    for words, message in (
+        ([window, window], "is the window itself"), ([tmp_path / "other.json", tmp_path / "o.json"], "no list `runs`"),
+        ([window, tmp_path / "o.json", "--from", "x"], "--from is for traces"),
+    ):  # fmt: skip
+        done = run_main(main, "census", ["scrub", *words], monkeypatch, capsys)
+        assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+    assert not (tmp_path / "o.json").exists()

@@ -82,7 +82,7 @@ def test_the_figure_shows_the_lines(measured, tmp_path):
     figure = plots.decode_curves(lines)
     speed, cost = figure.axes
     drawn = [(list(x.get_xdata()), list(x.get_ydata()), x.get_linestyle(), x.get_color()) for x in speed.lines]
-    for k, model in enumerate(("nano", "llama")):
+    for k, model in enumerate(("llama", "nano")):  # the smaller one first
         of = [line for line in lines if line["model"] == model]
         (x, y, _, colour), (floor_x, floor_y, dashes, floor_colour) = drawn[2 * k : 2 * k + 2]
         assert (x, y) == (DEPTHS, [line["avg_ts"] for line in of])

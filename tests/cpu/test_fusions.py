@@ -116,7 +116,8 @@ def test_what_is_computed_again_is_found_with_a_plan():
     ("attn_bias_rope_store_f16", classes.ROPE), ("quantize_q8_1", classes.QUANTIZE),
     ("flash_attn_combine_results<128>", classes.ATTENTION), ("k_set_rows<float>", classes.STORE),
     ("stream_norm_qkv_f16", classes.MATMUL), ("stream_quads_add", classes.MATMUL), ("stream_quant_add", classes.MATMUL),
-    ("stream_plane_glu", classes.MATMUL), ("attention_one_f16", classes.ATTENTION), ("attention_quads_f16", classes.ATTENTION), ("next_token", classes.OTHER),
+    ("stream_plane_glu", classes.MATMUL), ("attention_one_f16", classes.ATTENTION),
+    ("attention_quads_f16", classes.ATTENTION), ("next_token", classes.OTHER),
     ("stream_compaction_add", classes.ELEMENTWISE), ("something_new", classes.UNKNOWN),
 ])
 def test_classes(kernel, kind):
