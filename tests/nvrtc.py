@@ -60,15 +60,20 @@ def version() -> tuple[int, int]:
 
 
 def compile_file(file: str, arch: int, *more: str) -> dict[str, Resources]:
+    """compile_text of one of the engine's files."""
+    return compile_text(source(file), arch, *more, name=file)
+
+
+def compile_text(text: str, arch: int, *more: str, name: str = "program.cu") -> dict[str, Resources]:
     """Kernel -> what it needs on sm_{arch}; `more`: options. AssertionError with the log when it does not compile."""
     lib, include = _library()
     options = (*OPTIONS, *CUPY_OPTIONS, *more, f"-arch=sm_{arch}", f"-I{include}", "--ptxas-options=-v")
     program = ctypes.c_void_p()
-    lib.nvrtcCreateProgram(ctypes.byref(program), source(file).encode(), file.encode(), 0, None, None)
+    lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
     argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
     failed = lib.nvrtcCompileProgram(program, len(options), argv)
     log = _text(program, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog)
-    assert not failed and "warning" not in log, f"{file} for sm_{arch}:\n{log[:4000]}"
+    assert not failed and "warning" not in log, f"{name} for sm_{arch}:\n{log[:4000]}"
     ptx = _text(program, lib.nvrtcGetPTXSize, lib.nvrtcGetPTX)
     lib.nvrtcDestroyProgram(ctypes.byref(program))
     entries = {m["name"]: m for m in _ENTRY.finditer(ptx)}
