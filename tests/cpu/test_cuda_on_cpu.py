@@ -52,6 +52,8 @@ CASES = {
     "global_race": ("race", "`out`"),
     "two_writers": ("race", "write of `flag`"),
     "missing_syncwarp": ("race", "`buffer`"),
+    "missing_wait": ("unwritten-read", "`buffer`"),
+    "copied_over": ("race", "`buffer`"),
     "named_barrier": ("race", "`buffer`"),
     "divergent_barrier": ("sync", "reached by 128 of 256 threads; 0 returned, 128 wait elsewhere"),
     "early_return": ("sync", "reached by 200 of 256 threads; 56 returned"),

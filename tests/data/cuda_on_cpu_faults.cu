@@ -48,6 +48,49 @@ KERNEL(two_writers) {
     out[ME] = flag;
 }
 
+KERNEL(missing_wait_good) {
+    ONLY_BLOCK_0;
+    __shared__ float buffer[256];
+    __pipeline_memcpy_async(&buffer[ME], &x[ME], 4);
+    __pipeline_commit();
+    __pipeline_commit();
+    __pipeline_wait_prior(1);
+    __syncthreads();
+    out[ME] = buffer[ME ^ 32];
+}
+KERNEL(missing_wait) {
+    ONLY_BLOCK_0;
+    __shared__ float buffer[256];
+    __pipeline_memcpy_async(&buffer[ME], &x[ME], 4);
+    __pipeline_commit();
+    __pipeline_wait_prior(1);
+    __syncthreads();
+    out[ME] = buffer[ME ^ 32];  // FAULT
+}
+
+KERNEL(copied_over_good) {
+    ONLY_BLOCK_0;
+    __shared__ float buffer[256];
+    buffer[ME] = x[ME];
+    __syncthreads();
+    out[ME] = buffer[ME ^ 32];
+    __syncthreads();
+    __pipeline_memcpy_async(&buffer[ME], &x[ME], 4);
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+}
+KERNEL(copied_over) {
+    ONLY_BLOCK_0;
+    __shared__ float buffer[256];
+    buffer[ME] = x[ME];
+    __syncthreads();
+    __pipeline_memcpy_async(&buffer[ME], &x[ME], 4);
+    __pipeline_commit();
+    out[ME] = buffer[ME ^ 33];  // FAULT
+    __syncthreads();
+    __pipeline_wait_prior(0);
+}
+
 KERNEL(missing_syncwarp_good) {
     ONLY_BLOCK_0;
     __shared__ float buffer[256];

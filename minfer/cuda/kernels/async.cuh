@@ -36,32 +36,30 @@ BODY u16 shared_load2(Shared p) {
 
 // N bytes, 4, 8 or 16, both sides aligned to N; past L1 where the hardware can
 template <int N> BODY void copy_async(Shared to, const void* source) {
-    const u8* from = static_cast<const u8*>(source);
 #ifdef CUDA_ON_CPU
-    if constexpr (N == 16)
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    else if constexpr (N == 8)
-        *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-    else
-        *reinterpret_cast<u32*>(to) = load_u32(from);
+    __pipeline_memcpy_async(to, source, N);
 #else
     if constexpr (N == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(source) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(source), "n"(N) : "memory");
 #endif
 }
 
 // What this thread has copied since the last call becomes one group.
 BODY void close_group() {
-#ifndef CUDA_ON_CPU
+#ifdef CUDA_ON_CPU
+    __pipeline_commit();
+#else
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 // Until at most N of this thread's groups, the latest, are still under way.
 template <int N> BODY void wait_for_groups() {
-#ifndef CUDA_ON_CPU
+#ifdef CUDA_ON_CPU
+    __pipeline_wait_prior(N);
+#else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }

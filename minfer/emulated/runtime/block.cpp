@@ -134,6 +134,7 @@ void run_block() {
     std::memset(warps, 0, sizeof warps);
     order_start_block();
     memory_start_block();
+    copies_start_block();
     for (unsigned id = 0; id < machine.count; id++) start_thread(id);
     while (run_warps()) {}
     if (!machine.fault.kind && count_state(DONE) < machine.count) report_stuck();

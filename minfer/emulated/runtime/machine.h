@@ -108,6 +108,10 @@ Order order_of(Stamp earlier);
 bool order_of_this_block(Stamp);
 Access order_access(Stamp);
 
+// ---- copies.cpp ----
+
+void copies_start_block();
+
 // ---- memory.cpp ----
 
 void memory_start_block();

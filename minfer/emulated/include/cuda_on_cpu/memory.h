@@ -1,4 +1,4 @@
-// Loads and stores with cache hints, fences, atomics.
+// Loads and stores with cache hints, fences, asynchronous copies, atomics.
 #pragma once
 
 #define CUDA_LOAD(name)                     \
@@ -26,6 +26,39 @@ CUDA_STORE(__stwt)
 CUDA_INLINE void __threadfence() {}
 CUDA_INLINE void __threadfence_block() {}
 CUDA_INLINE void __threadfence_system() {}
+
+extern "C" {
+void cuda_on_cpu_copy_later(void* to, const void* from, unsigned size, const char* file, int line);
+void cuda_on_cpu_close_group();
+unsigned cuda_on_cpu_next_copy(unsigned left, void** to, const void** from);
+}
+
+namespace cuda_on_cpu {
+CUDA_INLINE void copy_now(void* to, const void* from, size_t size) {
+    if (size == 16)
+        *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    else if (size == 8)
+        *static_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+    else
+        *static_cast<unsigned*>(to) = *static_cast<const unsigned*>(from);
+}
+}  // namespace cuda_on_cpu
+
+// As in cuda_pipeline.h, of 4, 8 or 16 bytes. Threads of odd number copy at once, which shows what is not read yet; those
+// of even number where they wait for it, which shows what is read too early.
+CUDA_INLINE void __pipeline_memcpy_async(void* to, const void* from, size_t size, CUDA_SITE) {
+    if (threadIdx.x % 2)
+        cuda_on_cpu::copy_now(to, from, size);
+    else
+        cuda_on_cpu_copy_later(to, from, unsigned(size), file, line);
+}
+CUDA_INLINE void __pipeline_commit() { cuda_on_cpu_close_group(); }
+CUDA_INLINE void __pipeline_wait_prior(size_t left) {
+    void* to;
+    const void* from;
+    while (const unsigned size = cuda_on_cpu_next_copy(unsigned(left), &to, &from))
+        cuda_on_cpu::copy_now(to, from, size);
+}
 
 extern "C" void cuda_on_cpu_atomic(void* pointer, unsigned size, void* pc);
 
