@@ -34,14 +34,6 @@ BODY u16 shared_load2(Shared p) {
 }
 #endif
 
-// A value that the compiler may not compute anew: it would, from the thread's index, at every turn of a loop.
-BODY int held(int v) {
-#ifndef CUDA_ON_CPU
-    asm volatile("" : "+r"(v));
-#endif
-    return v;
-}
-
 // N bytes, 4, 8 or 16, both sides aligned to N; past L1 where the hardware can
 template <int N> BODY void copy_async(Shared to, const void* source) {
 #ifdef CUDA_ON_CPU

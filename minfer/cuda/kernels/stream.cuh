@@ -73,12 +73,11 @@ struct Stream {
         int unit = rows.from + begin / per, at = begin % per;
         Shared stage = ring, x = first + at * step;
         bool whole = at == 0;
-        const typename T::Places places(lane);
         float2 sum = {0.0f, 0.0f};
         for (int left = end - begin; left > 0;) {
             wait_for_groups<T::STAGES - 1>();
             __syncwarp();
-            T::dot(sum, stage, x, places, superblocks - at * T::SPAN);
+            T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
             __syncwarp();
             copy(ahead, rows, stage);
             stage += T::STAGE;

@@ -66,27 +66,21 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
         }
     };
 
-    // Where a lane of an item's reads: four lanes a superblock, both rows.
-    struct Places {
-        int superblock, x, block, q, runs;
-        BODY explicit Places(int lane)
-            : superblock(held(lane / 4)),
-              x(held(lane / Plane::LANES * Plane::BYTES + 16 * (lane % Plane::LANES))), block(held(lane / 4 * BLOCK)),
-              q(held(lane / 4 * BLOCK + 16 + 32 * (lane % 4))), runs(held(lane % 4)) {}
-    };
-
-    static BODY void dot(float2& sum, Shared stage, Shared x, const Places& at, int superblocks_left) {
-        if (at.superblock >= superblocks_left) return;
-        x += at.x;
+    // Four lanes a superblock, both rows.
+    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
+        if (lane / 4 >= superblocks_left) return;
+        x += lane / Plane::LANES * Plane::BYTES + 16 * (lane % Plane::LANES);
         uint4 v[4];
 #pragma unroll
         for (int t = 0; t < 4; t++) v[t] = shared_load16(x + t * Plane::CHUNKS);
         const float4 scale = as_floats(shared_load16(x + Plane::SCALES));
-        sum.x += dot_row(stage + at.block, stage + at.q, v, scale, at.runs);
-        sum.y += dot_row(stage + at.block + ROW, stage + at.q + ROW, v, scale, at.runs);
+        const Shared block = stage + lane / 4 * BLOCK;
+        sum.x += dot_row(block, v, scale, lane % 4);
+        sum.y += dot_row(block + ROW, v, scale, lane % 4);
     }
 
-    static BODY float dot_row(Shared block, Shared q, const uint4 (&x)[4], float4 scale, int j) {
+    static BODY float dot_row(Shared block, const uint4 (&x)[4], float4 scale, int j) {
+        const Shared q = block + 16 + 32 * j;
         const uint4 head = shared_load16(block), q0 = shared_load16(q), q1 = shared_load16(q + 16);
         const int low = dot16(masked(q1, 0x0f0f0f0fu), x[1], dot16(masked(q0, 0x0f0f0f0fu), x[0], 0));
         const int high = dot16_us(masked(q1, 0xf0f0f0f0u), x[3], dot16_us(masked(q0, 0xf0f0f0f0u), x[2], 0));
@@ -137,13 +131,7 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
     };
 
     // Lane s = 2j + h of a superblock's eight has chunks t = h and 2 + h of the plane's lane 4 * superblock + j.
-    struct Places {
-        int lane;
-        BODY explicit Places(int l) : lane(held(l)) {}
-    };
-
-    static BODY void dot(float2& sum, Shared stage, Shared x, const Places& at, int superblocks_left) {
-        const int lane = at.lane;
+    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
         if (lane / 8 >= superblocks_left) return;
         const int h = lane % 2;
         x += 16 * (lane / 2);
