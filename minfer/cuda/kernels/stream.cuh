@@ -64,57 +64,56 @@ struct Stream {
     }
 
     // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
-    // block's threads meet in here. There is one call of `finish`: a second copy of its code would be cold when it runs.
+    // block's threads meet in here.
     template <class T, class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
         const int begin = item<T>(rows, warp), end = item<T>(rows, warp + 1), per = of_unit<T>();
         constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
         Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
-        int unit = rows.from + begin / per, at = begin % per, left = end - begin;
+        int unit = rows.from + begin / per, at = begin % per;
         Shared stage = ring, x = first + at * step;
-        bool begun = at == 0, gathered = false;
-        for (;;) {
-            float2 sum = {0.0f, 0.0f};
-            bool whole = false;
-            while (left > 0) {
-                wait_for_groups<T::STAGES - 1>();
-                __syncwarp();
-                T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
-                __syncwarp();
-                copy(ahead, rows, stage);
-                stage += T::STAGE;
-                if (stage == last) stage = ring;
-                left--, at++, x += step;
-                if (at < per && left > 0) continue;
-                sum = {warp_sum(sum.x), warp_sum(sum.y)};
-                whole = begun && at == per;
-                if (whole) break;
-                if (lane == 0) part[warp][begun][0] = sum.x, part[warp][begun][1] = sum.y;  // [0]: begun by an earlier warp
-                if (at == per) unit++, at = 0, x = first, begun = true, sum = {0.0f, 0.0f};
-            }
-            if (!whole) {
-                if (gathered) break;
-                __syncthreads();
-                gathered = true;
-                if (!(end > begin && begun && at > 0)) break;
-                sum = gather<T>(rows, unit, end);
-            }
-            finish(unit, sum.x, sum.y);
-            unit++, at = 0, x = first, begun = true;
+        bool whole = at == 0;
+        float2 sum = {0.0f, 0.0f};
+        for (int left = end - begin; left > 0;) {
+            wait_for_groups<T::STAGES - 1>();
+            __syncwarp();
+            T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
+            __syncwarp();
+            copy(ahead, rows, stage);
+            stage += T::STAGE;
+            if (stage == last) stage = ring;
+            left--, at++, x += step;
+            if (at < per && left > 0) continue;
+            hand_over(sum, whole, at == per, unit, finish);
+            if (at < per) break;
+            unit++, at = 0, x = first, whole = true, sum = {0.0f, 0.0f};
         }
+        __syncthreads();
+        if (end > begin && whole && at > 0 && at < per) gather<T>(rows, unit, end, finish);
         __syncthreads();
     }
 
+    // The end of a unit, or of the warp's share of it.
+    template <class Finish>
+    BODY void hand_over(float2 sum, bool begun, bool ended, int unit, const Finish& finish) const {
+        sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
+        if (begun && ended)
+            finish(unit, sum.x, sum.y);
+        else if (lane == 0)
+            part[warp][begun][0] = sum.x, part[warp][begun][1] = sum.y;  // [0]: begun by an earlier warp
+    }
+
     // The unit that this warp began and later ones went on with: their sums in warp order.
-    template <class T> BODY float2 gather(const Rows& rows, int unit, int end) const {
+    template <class T, class Finish>
+    BODY void gather(const Rows& rows, int unit, int end, const Finish& finish) const {
         const int last = (unit + 1 - rows.from) * of_unit<T>();
-        float2 sum = {part[warp][1][0], part[warp][1][1]};
+        float a = part[warp][1][0], b = part[warp][1][1];
         for (int w = warp + 1; end < last; w++) {
             const int next = item<T>(rows, w + 1);
-            if (next > end) sum.x += part[w][0][0], sum.y += part[w][0][1];
+            if (next > end) a += part[w][0][0], b += part[w][0][1];
             end = next;
         }
-        return sum;
+        finish(unit, a, b);
     }
 
     // The units that begin among this warp's items, counted from rows.from: x up to y - 1.
