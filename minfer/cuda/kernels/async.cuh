@@ -46,32 +46,6 @@ template <int N> BODY void copy_async(Shared to, const void* source) {
 #endif
 }
 
-// Copies of whole stretches by the copy engine of sm_90 and later, asked for by one lane and counted by a barrier of 8
-// bytes in shared memory. A barrier's phases end one after the other, and their parity is what is waited for.
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
-#define BULK_COPIES
-BODY void make_barrier(Shared barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.proxy.async.shared::cta;" ::"r"(barrier) : "memory");
-}
-// This phase ends when so many bytes have come.
-BODY void expect_bytes(Shared barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// bytes: a multiple of 16, as both addresses
-BODY void copy_bulk(Shared to, const void* from, u32 bytes, Shared barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-BODY void wait_for_phase(Shared barrier, u32 parity) {
-    asm volatile(
-        "{\n\t.reg .pred done;\nagain:\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-#endif
-
 // What this thread has copied since the last call becomes one group.
 BODY void close_group() {
 #ifdef CUDA_ON_CPU

@@ -40,9 +40,8 @@ BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + 
 BODY Stream open_stream(int id) {
     __shared__ float s_part[STREAM_WARPS][2][2];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    __shared__ unsigned long long s_barriers[STREAM_WARPS][Q4_STAGES];
-    const Shared ring = shared_address(rings(id)) + warp * RING, barriers = shared_address(s_barriers[warp]);
-    return {{dynamic_bytes()}, ring, barriers, s_part, id / SUPER, warp, lane};
+    const Shared ring = shared_address(rings(id)) + warp * RING;
+    return {{dynamic_bytes()}, ring, s_part, id / SUPER, warp, lane};
 }
 
 BODY size_t row_bytes(int type, int id) {

@@ -19,7 +19,7 @@ struct Rows {
 
 struct Stream {
     Plane plane;
-    Shared ring, barriers;  // this warp's; a barrier a stage
+    Shared ring;  // this warp's
     float (*part)[2][2];  // per warp: sums of the unit at its beginning and at its end, when it has only a part of it
     int superblocks, warp, lane;
 
@@ -47,38 +47,20 @@ struct Stream {
         return ahead;
     }
 
-    template <class T> BODY void copy(Ahead<T>& ahead, const Rows& rows, Shared stage, Shared barrier) const {
+    template <class T> BODY void copy(Ahead<T>& ahead, const Rows& rows, Shared stage) const {
         if (ahead.left > 0) {
-            ahead.source.copy(stage, superblocks, lane, barrier);
+            ahead.source.copy(stage, superblocks, lane);
             ahead.left--;
             ahead.source.advance();
             if (--ahead.left_of_unit == 0) ahead.unit++, enter(ahead, rows, 0);
         }
-        if (!T::COUNTED) close_group();
-    }
-
-    template <class T> BODY void wait_for_item(Shared barrier, u32 parity) const {
-#ifdef BULK_COPIES
-        if constexpr (T::COUNTED) {
-            wait_for_phase(barrier, parity);
-            return;
-        }
-#endif
-        wait_for_groups<T::STAGES - 1>();
-        __syncwarp();
+        close_group();
     }
 
     template <class T> BODY void prime(const Rows& rows) const {
         Ahead<T> ahead = ahead_at<T>(rows, item<T>(rows, warp), item<T>(rows, warp + 1));
-#ifdef BULK_COPIES
-        if constexpr (T::COUNTED) {
-            if (lane == 0)
-                for (int i = 0; i < T::STAGES; i++) make_barrier(barriers + 8 * i);
-            __syncwarp();
-        }
-#endif
 #pragma unroll
-        for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE, barriers + 8 * i);
+        for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE);
     }
 
     // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
@@ -89,18 +71,17 @@ struct Stream {
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
         Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
         int unit = rows.from + begin / per, at = begin % per;
-        Shared stage = ring, barrier = barriers, x = first + at * step;
-        u32 parity = 0;
-        if (T::COUNTED) wait_for_groups<0>();  // what an epilogue has fetched
+        Shared stage = ring, x = first + at * step;
         bool whole = at == 0;
         float2 sum = {0.0f, 0.0f};
         for (int left = end - begin; left > 0;) {
-            wait_for_item<T>(barrier, parity);
+            wait_for_groups<T::STAGES - 1>();
+            __syncwarp();
             T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
             __syncwarp();
-            copy(ahead, rows, stage, barrier);
-            stage += T::STAGE, barrier += 8;
-            if (stage == last) stage = ring, barrier = barriers, parity ^= 1;
+            copy(ahead, rows, stage);
+            stage += T::STAGE;
+            if (stage == last) stage = ring;
             left--, at++, x += step;
             if (at < per && left > 0) continue;
             hand_over(sum, whole, at == per, unit, finish);

@@ -45,26 +45,6 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
     static constexpr int SPAN = 8, BLOCK = 144, ROW = SPAN * BLOCK, STAGE = 2 * ROW, STAGES = Q4_STAGES;
     static BODY size_t row_bytes(int superblocks) { return static_cast<size_t>(superblocks) * BLOCK; }
 
-#ifdef BULK_COPIES
-    static constexpr bool COUNTED = true;
-    struct Source {
-        const u8* from;  // the item
-        size_t delta;
-        int bytes;  // of the row, from there on
-        BODY void begin(const u8* row, size_t to_second, int item, int superblocks, int) {
-            from = row + item * ROW, delta = to_second, bytes = (superblocks - item * SPAN) * BLOCK;
-        }
-        BODY void advance() { from += ROW, bytes -= ROW; }
-        BODY void copy(Shared to, int, int lane, Shared barrier) const {
-            if (lane != 0) return;
-            const u32 n = min(bytes, ROW);
-            expect_bytes(barrier, 2 * n);
-            copy_bulk(to, from, n, barrier);
-            copy_bulk(to + ROW, from + delta, n, barrier);
-        }
-    };
-#else
-    static constexpr bool COUNTED = false;
     struct Source {
         const u8* from;  // this lane's first chunk of the item
         size_t delta;
@@ -74,7 +54,7 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
             chunks = (superblocks - item * SPAN) * (BLOCK / 16) - lane;
         }
         BODY void advance() { from += ROW, chunks -= ROW / 16; }
-        BODY void copy(Shared to, int, int lane, Shared) const {
+        BODY void copy(Shared to, int, int lane) const {
             to += 16 * lane;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -85,7 +65,6 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
             }
         }
     };
-#endif
 
     // Four lanes a superblock, both rows.
     static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
@@ -121,7 +100,6 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
 struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
     static constexpr int QL = 128, QH = 64, SC = 16, D = 2;  // bytes a superblock
     static constexpr int UPPER = 2 * QUAD * QL, SCALES = UPPER + 2 * QUAD * QH;  // of both rows
-    static constexpr bool COUNTED = false;
     static constexpr int SPAN = QUAD, DS = SCALES + 2 * QUAD * SC, STAGE = DS + 2 * QUAD * D, STAGES = Q6_STAGES;
     static BODY size_t row_bytes(int superblocks) {
         return static_cast<size_t>(superblocks) * (QL + QH + SC) + (superblocks * D + 15) / 16 * 16;
@@ -136,7 +114,7 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
             row = at, delta = to_second, quad = first, left = superblocks - first * QUAD;
         }
         BODY void advance() { quad++, left -= QUAD; }
-        BODY void copy(Shared to, int superblocks, int lane, Shared) const {
+        BODY void copy(Shared to, int superblocks, int lane) const {
             const int half = lane / Plane::LANES, l = lane % Plane::LANES, sc = superblocks * (QL + QH);
             const u8 *nibbles = row + (quad * (QUAD * QL) + 16 * lane), *mine = half ? row + delta : row;
             if (lane < left * (QL / 16)) {
