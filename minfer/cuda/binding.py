@@ -85,11 +85,14 @@ def fresh_scratch(name: str) -> int:
     return 0 if name in ("counters", "aux", "ring") else POISON
 
 
-def check_q8(plan: Plan) -> None:
-    """Every launch that reads the q8 plane must find the one it was planned on: written last, not since replaced."""
-    held = None
+def check_planes(plan: Plan) -> None:
+    """Every launch that reads activations in scratch must find those it was planned on: written last, none since."""
+    held: dict[str, str] = {}
     for launch in plan.launches:
-        reads, writes = launch.args.params.get("q8_reads"), launch.args.params.get("q8_writes")
-        if reads is not None and reads != held:
-            raise AssertionError(f"{launch.kernel} {launch.name} reads the plane of {reads}, the buffer holds {held}")
-        held = writes or held
+        for plane in ("q8", "quads"):
+            reads, writes = (launch.args.params.get(f"{plane}_{side}") for side in ("reads", "writes"))
+            if reads is not None and reads != held.get(plane):
+                what = f"{launch.kernel} {launch.name} reads the {plane} of {reads}"
+                raise AssertionError(f"{what}, the buffer holds {held.get(plane)}")
+            if writes is not None:
+                held[plane] = writes

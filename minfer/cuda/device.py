@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cuda import cupy_module, prefill
-from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
+from minfer.cuda.binding import POISON, Buffers, arguments, check_planes, fresh_scratch, scratch_needs, written_regions
 from minfer.cuda.kernels import KERNELS, compile_options, source
 from minfer.cuda.lowering import KV_BYTES, CudaLowering
 from minfer.cuda.token_loop import TokenLoop
@@ -167,7 +167,7 @@ class CudaProgram:
     def _resolve(self) -> None:
         """Look up every pointer. The first run after this is eager: modules load lazily, and not during a capture."""
         self.generation, self.graph, self.runs = self.device.generation, None, 0
-        check_q8(self.plan)
+        check_planes(self.plan)
         self.work = [(launch, self._call(launch)) for launch in self.plan.launches]
 
     def _call(self, launch: Launch) -> Call:

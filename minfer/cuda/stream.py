@@ -29,6 +29,8 @@ def lower_stream(walk: Walk, node: Node) -> None:
     source, params = _source(walk, node, args.inputs[0]), _sizes(walk, node)
     if source == "norm":
         params["eps"] = node.params["eps"]
+    if source == "quads":
+        params |= {"quads_bytes": plane_quads(params["id"]), "quads_reads": str(Key.of(args.inputs[0]))}
     if source == "plane":
         params |= quantize(walk, node, args.inputs[0])
     args = replace(args, params=params)
@@ -62,7 +64,8 @@ def to_quads(walk: Walk, node: Node, args: Args) -> Args:
     """The node's output is the plane in scratch, not a row of f32."""
     walk.quads.add(node.id)
     nbytes = plane_quads(node.cols)
-    return replace(args, out=Ref("scratch", "quads", 1, nbytes), params=dict(args.params) | {"quads_bytes": nbytes})
+    params = dict(args.params) | {"quads_bytes": nbytes, "quads_writes": str(Key.of(args.out))}
+    return replace(args, out=Ref("scratch", "quads", 1, nbytes), params=params)
 
 
 def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
@@ -81,8 +84,6 @@ def _sizes(walk: Walk, node: Node) -> dict[str, Any]:
         sizes = {"od": od, "type": types[0]}
         add, glu = 2 * blocks(od // 2, share), stream.RUN * blocks(od // stream.RUN, share)
         kept = {"stream_add": add, "stream_glu": glu}.get(node.op, 0)
-    if node.inputs[0] in walk.quads:
-        sizes["quads_bytes"] = plane_quads(id)
     return sizes | {"id": id, "shared": stream_shared(id, kept, stream_ring(walk.gpu.shared))}
 
 

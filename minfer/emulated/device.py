@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minfer.cpu.backend import check_memory, cpu_name
-from minfer.cuda.binding import POISON, Buffers, arguments, check_q8, fresh_scratch, scratch_needs, written_regions
+from minfer.cuda.binding import POISON, Buffers, arguments, check_planes, fresh_scratch, scratch_needs, written_regions
 from minfer.cuda.kernels import FOLDER, KERNELS
 from minfer.cuda.lowering import CudaLowering
 from minfer.cuda.walk import resident_bytes
@@ -65,7 +65,7 @@ class EmulatedDevice:
 
     def bind(self, plan: Plan) -> "EmulatedProgram":
         """Allocate what the plan needs, poisoned. Raises UserError when memory does not suffice."""
-        check_q8(plan)
+        check_planes(plan)
         fresh = {key: shape for key, shape in written_regions(plan).items() if key not in self.regions}
         kv = sum(rows * cols for rows, cols in fresh.values()) * self.lowering.kv_bytes
         check_memory(kv + plan.memory.scratch_bytes, "KV cache and scratch", "use a smaller context")

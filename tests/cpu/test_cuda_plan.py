@@ -5,12 +5,14 @@ The model of the reports: a 48-layer Qwen2 14B in Q4_K_M, whose q, k, v have one
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cli import run_main
 from minfer.cli import main
 from minfer.cuda import dispatch
+from minfer.cuda.binding import check_planes
 from minfer.cuda.kernels import KERNELS
 from minfer.cuda.lowering import CudaLowering
 from minfer.cuda.prefill import LIBRARY
@@ -274,3 +276,15 @@ def test_kv_type_halves_what_attention_reads(model):
     wide, half = (next(x for x in p.launches if "attention_split" in x.kernel) for p in plans)
     kv = 1000 * 2 * 1024
     assert wide.bytes_read - half.bytes_read == kv * 2
+
+
+@pytest.mark.parametrize("off", [(), REPORTS], ids=["quads", "q8"])
+def test_a_plane_that_is_not_the_planned_one_is_refused(qwen2_7b_header, off):
+    """Before anything runs: a launch between a plane's writer and its reader would leave the wrong numbers, quietly."""
+    planned = plan_step(open_gguf(qwen2_7b_header), Where("cuda", Options(frozenset(off), "f16")), 0)
+    check_planes(planned)
+    plane = "q8" if off else "quads"
+    writers = [i for i, x in enumerate(planned.launches) if f"{plane}_writes" in x.args.params]
+    launches = [*planned.launches[: writers[0] + 1], planned.launches[writers[1]], *planned.launches[writers[0] + 1 :]]
+    with pytest.raises(AssertionError, match=f"reads the {plane} of .*, the buffer holds"):
+        check_planes(replace(planned, launches=tuple(launches)))
