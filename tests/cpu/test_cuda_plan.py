@@ -284,7 +284,9 @@ def test_a_plane_that_is_not_the_planned_one_is_refused(qwen2_7b_header, off):
     planned = plan_step(open_gguf(qwen2_7b_header), Where("cuda", Options(frozenset(off), "f16")), 0)
     check_planes(planned)
     plane = "q8" if off else "quads"
-    writers = [i for i, x in enumerate(planned.launches) if f"{plane}_writes" in x.args.params]
-    launches = [*planned.launches[: writers[0] + 1], planned.launches[writers[1]], *planned.launches[writers[0] + 1 :]]
+    rows = [(i, x) for i, x in enumerate(planned.launches) if f"{plane}_writes" in x.args.params]
+    at, first = rows[0]
+    other = next(x for _, x in rows if x.args.params[f"{plane}_writes"] != first.args.params[f"{plane}_writes"])
+    launches = (*planned.launches[: at + 1], other, *planned.launches[at + 1 :])
     with pytest.raises(AssertionError, match=f"reads the {plane} of .*, the buffer holds"):
-        check_planes(replace(planned, launches=tuple(launches)))
+        check_planes(replace(planned, launches=launches))
