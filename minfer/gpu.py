@@ -9,7 +9,6 @@ class Gpu:
 
     multiprocessors: int = 132
     shared: int = 232_448  # bytes that a block may have, static and dynamic
-    meets: bool = True  # blocks of a grid run beside each other, so they may wait for each other
 
 
 H200 = Gpu()

@@ -89,13 +89,6 @@ def _stream(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(F32 * (x.elements + residual), F32 * node.elements + stored, 2 * x.elements * rows)
 
 
-def _ffn(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
-    """Rows of o, gate+up and down times their inputs; sums with residuals, and what lies between the last two."""
-    x, matrices = graph.nodes[node.inputs[0]], graph.matrices(node)
-    flops = 2 * sum(w.rows * w.shape[0] for w in matrices)
-    return Cost(F32 * (x.elements + 2 * node.elements), F32 * (2 * node.elements + matrices[-1].shape[0]), flops)
-
-
 def _none(graph: "Graph", node: "Node", kv: "Kv") -> Cost:
     return Cost(0, 0, 0)
 
@@ -122,8 +115,6 @@ OPS: dict[str, Op] = {
         Op("stream_glu", ("x",), ("w", "w", "norm?"), None, _stream, "silu(x · gateᵀ) · (x · upᵀ), rows streamed"),
         Op("stream_qkv", ("x", "positions"), ("w", "w", "w", "b", "b", "b", "norm?"), None, _stream,
            "q, k and v of any types in one launch, then bias, RoPE and store"),
-        Op("stream_ffn", ("x", "residual"), ("w", "w", "w", "norm", "w"), 1, _ffn,
-           "o and its residual, gate+up, down and its residual, by one grid"),
         Op("kv_load", ("writer",), (), None, _none, "a KV region that an earlier node wrote; no launch"),
         Op("argmax", ("logits",), (), None, _elementwise(0), "id of the largest logit, as int32 bits"),
         Op("last_row", ("x",), (), None, _one_row, "the last token's row"),

@@ -57,7 +57,6 @@ SWITCHES: dict[str, Switch] = {
                 ("STREAM_GLU", "gate, up and SwiGLU not in one launch"),
                 ("STREAM_ADD", "residual adds not in the launch of the matmul before"),
                 ("STREAM_NORM", "RMSNorm and quantize not in the launch of the matmul behind"),
-                ("STREAM_FFN", "o, gate+up and down of a layer as three launches, not one"),
                 ("ONE_ATTENTION", "decode attention as two launches, split and combine"),
                 ("ATTENTION_QUADS", "attention hands down f32, which every block of the matmul behind quantizes"),
                 ("DEPENDENT_LAUNCH", "a kernel begins when the one before it has ended, not while it runs"),

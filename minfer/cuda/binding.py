@@ -76,13 +76,13 @@ def scratch_needs(plan: Plan) -> dict[str, int]:
     def most(name: str) -> int:
         return max((x.args.params.get(name, 0) for x in plan.launches), default=0)
 
-    needs = {name: most(f"{name}_bytes") for name in ("q8", "quads", "partial", "counters", "meeting", "aux", "ring")}
+    needs = {name: most(f"{name}_bytes") for name in ("q8", "quads", "partial", "counters", "aux", "ring")}
     return {name: nbytes for name, nbytes in needs.items() if nbytes} | {"pos": 4 * plan.n_tokens}
 
 
 def fresh_scratch(name: str) -> int:
     """The byte that new scratch is filled with; counters must begin at zero."""
-    return 0 if name in ("counters", "meeting", "aux", "ring") else POISON
+    return 0 if name in ("counters", "aux", "ring") else POISON
 
 
 def check_planes(plan: Plan) -> None:

@@ -182,13 +182,7 @@ def _stream_rows() -> list[Kernel]:
         "qkv_f32": (*qkv, ("plane", "norm")),
         "qkv_f16": (*qkv, ("plane", "norm")),
     }
-    scalars = "i:id i:hidden i:ffn_cols i:type_o i:type_glu i:type_down f:eps"
-    # w3: norm; meeting: two counters, zero before its first use. Every block must be resident.
-    weights, through = "w0 w1 w2 w3 w4", "quads in1 out meeting"
-    rows = [
-        Kernel(f"stream_{source}_ffn", "stream.cu", f"{weights}{x} {through} {scalars}", "resident", "stream", True)
-        for source, x in (("quads", ""), ("quant", " in0"))
-    ]
+    rows = []
     for epilogue, (weights, through, scalars, sources) in epilogues.items():
         for source in sources:
             norm, activations, more = _STREAM_SOURCES[source]

@@ -22,7 +22,7 @@ from minfer.cuda.kernels import (
     attention_counter_bytes,
     partial_floats,
 )
-from minfer.cuda.stream import lower_ffn, lower_stream, reads_quads, to_quads
+from minfer.cuda.stream import lower_stream, reads_quads, to_quads
 from minfer.cuda.walk import Q8_BLOCK, Walk, blocks, plane_bytes, quantize
 from minfer.errors import UserError
 from minfer.fusions import activation_cache, fuse, stream
@@ -305,5 +305,4 @@ _LOWER: dict[str, Callable[[Walk, Node], None]] = {
     "argmax": _argmax,
     "fused_qkv": _fused_qkv,
     "qkv_epilogue": _qkv_epilogue,
-    "stream_ffn": lower_ffn,
 } | dict.fromkeys(stream.OPS, lower_stream)

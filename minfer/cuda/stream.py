@@ -40,22 +40,6 @@ def lower_stream(walk: Walk, node: Node) -> None:
     walk.emit(node, kernel, (_blocks(walk, node), 1, 1), args)
 
 
-def lower_ffn(walk: Walk, node: Node) -> None:
-    """One launch of o, gate+up and down."""
-    o, gate, _, down = walk.graph.matrices(node)
-    share, args = walk.gpu.multiprocessors, walk.args(node)
-    wide, kept = max(o.shape[0], down.shape[0], o.rows), 2 * blocks(o.rows // 2, share)
-    kept += stream.RUN * blocks(gate.rows // stream.RUN, share)
-    types = {f"type_{n}": stream.TYPES[t.type] for n, t in (("o", o), ("glu", gate), ("down", down))}
-    params = {"id": o.shape[0], "hidden": o.rows, "ffn_cols": down.shape[0], "eps": node.params["eps"], **types,
-              "quads_bytes": plane_quads(wide), "meeting_bytes": 8,
-              "shared": stream_shared(wide, kept, stream_ring(walk.gpu.shared))}  # fmt: skip
-    source = "quads" if node.inputs[0] in walk.quads else "quant"
-    if source == "quads":
-        params["quads_reads"] = str(Key.of(args.inputs[0]))
-    walk.emit(node, f"stream_{source}_ffn", (share, 1, 1), replace(args, params=params))
-
-
 def _blocks(walk: Walk, node: Node) -> int:
     return max(walk.gpu.multiprocessors, len(walk.graph.matrices(node)) if node.op == "stream_qkv" else 1)
 
@@ -72,10 +56,8 @@ def _source(walk: Walk, node: Node, x: Ref) -> str:
 def reads_quads(walk: Walk, node: Node) -> bool:
     """Whether the one reader of this node's output takes it as the plane in scratch: a matmul that takes in no norm."""
     readers = walk.graph.readers()[node.id]
-    if len(readers) != 1 or readers[0].inputs[0] != node.id or not walk.options.on(stream.ACTIVATIONS):
-        return False
-    reader = readers[0]
-    return reader.op == "stream_ffn" or (reader.op in ("stream_matmul", "stream_add") and "eps" not in reader.params)
+    one = len(readers) == 1 and readers[0].op in ("stream_matmul", "stream_add") and readers[0].inputs[0] == node.id
+    return one and "eps" not in readers[0].params and walk.options.on(stream.ACTIVATIONS)
 
 
 def to_quads(walk: Walk, node: Node, args: Args) -> Args:

@@ -26,7 +26,7 @@ from minfer.options import Options
 from minfer.plan import Launch, Plan
 from minfer.progress import Progress
 
-SMALL = Gpu(multiprocessors=3, meets=False)  # few blocks, since they run one after the other
+SMALL = Gpu(multiprocessors=3)  # few blocks, since they run one after the other
 WHOLE = ("out", "q8", "pos")  # arguments of which a kernel that writes them writes every element
 
 

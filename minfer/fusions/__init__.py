@@ -29,7 +29,6 @@ FUSIONS: tuple[Fusion, ...] = (
     Fusion("stream add", stream.ADD, stream.rewrite_add, _SUMS),
     Fusion("stream matmuls", stream.ROOT, stream.rewrite_matmuls, _SUMS),
     Fusion("stream norm", stream.ACTIVATIONS, stream.rewrite_norm, _SUMS),
-    Fusion("stream ffn", stream.FFN, stream.rewrite_ffn, "bitwise: the kernels' own rows and sums"),
     Fusion("qkv", qkv.SWITCH, qkv.rewrite, "bitwise: seven kernels' bodies verbatim; matmul rows are independent"),
     Fusion("activation cache", activation_cache.SWITCH, None, "bitwise: producers run the standalone quantize body"),
     Fusion("attention quads", "MINFER_NO_ATTENTION_QUADS", None, "bitwise: the stream kernels' quantize body"),

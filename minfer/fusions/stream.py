@@ -18,8 +18,6 @@ ROOT = "MINFER_NO_STREAM"
 QKV, GLU, ADD = "MINFER_NO_STREAM_QKV", "MINFER_NO_STREAM_GLU", "MINFER_NO_STREAM_ADD"
 ACTIVATIONS = "MINFER_NO_STREAM_NORM"
 
-FFN = "MINFER_NO_STREAM_FFN"
-
 TYPES = {"Q4_K": 4, "Q6_K": 6}  # with their number in the kernels
 OPS = ("stream_matmul", "stream_add", "stream_glu", "stream_qkv")
 KEPT = 2048  # floats of shared memory left for an epilogue: more than any model's rows a block
@@ -103,25 +101,6 @@ def _norms(graph: Graph) -> Iterator[Chain]:
             inputs, weights = (node.inputs[0], *reader.inputs[1:]), reader.weights + node.weights
             fused = replace(reader, id=-1, inputs=inputs, weights=weights, params=params)
             yield Chain(frozenset((node.id, reader.id)), (fused,), {reader.id: -1})
-
-
-def rewrite_ffn(graph: Graph, gpu: Gpu) -> Graph:
-    """o, gate+up and down of a layer by one grid, whose blocks meet between them: two launches less a layer."""
-    return splice(graph, list(_ffns(graph))) if gpu.meets else graph
-
-
-def _ffns(graph: Graph) -> Iterator[Chain]:
-    readers = graph.readers()
-    for glu in graph.nodes:
-        if glu.op != "stream_glu" or "eps" not in glu.params or len(readers[glu.id]) != 1:
-            continue
-        o, down = graph.nodes[glu.inputs[0]], readers[glu.id][0]
-        alike = o.op == down.op == "stream_add" and down.inputs == (glu.id, o.id)
-        if alike and {r.id for r in readers[o.id]} == {glu.id, down.id} and graph.nodes[o.inputs[0]].op == "attention":
-            weights = o.weights + glu.weights + down.weights
-            fused = replace(down, id=-1, op="stream_ffn", name="ffn", inputs=o.inputs, weights=weights)
-            fused = replace(fused, params=glu.params)
-            yield Chain(frozenset((o.id, glu.id, down.id)), (fused,), {down.id: -1})
 
 
 def streamable(graph: Graph, gpu: Gpu, node: Node) -> bool:

@@ -17,13 +17,12 @@ from minfer.cpu.backend import CpuDevice
 from minfer.cuda import dispatch, probes
 from minfer.cuda.kernels import FOLDER, KERNELS, source
 from minfer.devices import Where, resolve
-from minfer.emulated import build, device, emulate
+from minfer.emulated import build, emulate
 from minfer.emulated.device import runner
 from minfer.engine import Engine, plan_step
 from minfer.errors import UserError
 from minfer.fusions import stream
 from minfer.gguf import open_gguf
-from minfer.gpu import Gpu
 from minfer.options import Options
 from minfer.sampler import log_softmax
 from minfer.switches import SWITCHES
@@ -122,15 +121,6 @@ def test_q8_routes(nano, off, kv):
 @pytest.mark.parametrize("kv", ["f32", "f16"])
 def test_stream_routes(nano, off, kv):
     compare(nano, emulated(*off, kv=kv), ROUNDED)
-
-
-@pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_layers_whose_blocks_meet(nano, kv, monkeypatch):
-    """By one block, which meets itself: the emulator runs blocks one after the other."""
-    monkeypatch.setattr(device, "SMALL", Gpu(multiprocessors=1))
-    compare(nano, emulated(kv=kv), ROUNDED)
-    kernels = plan_step(nano, emulated(kv=kv), 0).by_kernel()
-    assert kernels["stream_quads_ffn" if kv == "f16" else "stream_quant_ffn"] == 2
 
 
 @pytest.mark.parametrize("kind", [None, "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

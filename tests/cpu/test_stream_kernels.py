@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import FOLDER, KERNELS, KV_TYPES, SMALL_SHARED, row_bytes, source, stream_ring, stream_shared
+from minfer.cuda.kernels import KERNELS, KV_TYPES, SMALL_SHARED, row_bytes, source, stream_ring, stream_shared
 from minfer.cuda.stream import most_pairs, share_blocks
 from minfer.emulated import emulate
 from minfer.fusions.stream import TYPES
 from minfer.gguf import Tensor
-from minfer.gpu import H200
 from on_cpu import launch, q8_plane, q8_values, to_quads, too_few, weights
 
 RNG = np.random.default_rng(12)
@@ -192,49 +191,6 @@ class TestGlu:
             check(out, values, row, residual)
             launch("stream_quads_store", 3, out=out, **args)
             check(out, values, row)
-
-
-# --- o, gate+up and down by one grid ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("types", [(4, 4, 6), (6, 4, 4), (4, 6, 4)])
-@pytest.mark.parametrize("origin", ["quads", "quant"])
-@pytest.mark.parametrize(("cols", "hidden", "ffn"), [(512, 256, 96), (256, 768, 1312), (1280, 1024, 320)])
-def test_ffn_is_its_three_launches(types, origin, cols, hidden, ffn):
-    """Bit for bit, in place or not, and again with the counters that the first launch left. One block: see emulated."""
-    ffn = -(-ffn // 256) * 256  # down's columns are whole superblocks
-    (o, _), (gate, _), (up, _), (down, _) = (
-        weights(NAMES[t], rows, id, RNG)
-        for t, rows, id in ((types[0], hidden, cols), (types[1], ffn, hidden), (types[1], ffn, hidden),
-                            (types[2], hidden, ffn)))  # fmt: skip
-    x, residual, norm = rand(cols), rand(hidden), rand(hidden) / np.float32(64)
-    sizes = {"id": cols, "hidden": hidden, "ffn_cols": ffn, "eps": EPS}
-    sizes |= dict(zip(("type_o", "type_glu", "type_down"), types, strict=True))
-    wide, meeting = max(cols, hidden, ffn), np.zeros(2, np.uint32)
-    first, last, plane = np.empty(hidden, np.float32), np.empty(hidden, np.float32), to_quads(q8_plane(x))
-    quads = np.zeros((-(-ffn // 1024), 1792), np.uint8)
-    launch("stream_quads_add", 1, w0=o, quads=plane, in1=residual, out=first, kept=hidden, id=cols, od=hidden,
-           type=types[0])  # fmt: skip
-    launch("stream_norm_glu", 1, w0=gate, w1=up, w2=norm, in0=first, quads=quads, kept=ffn, id=hidden, od=ffn,
-           type=types[1], eps=EPS)  # fmt: skip
-    launch("stream_quads_add", 1, w0=down, quads=quads, in1=first, out=last, kept=hidden, id=ffn, od=hidden,
-           type=types[2])  # fmt: skip
-    for into, out in ((residual, np.empty(hidden, np.float32)), (copy := residual.copy(), copy)):
-        room = np.zeros((-(-wide // 1024), 1792), np.uint8)
-        room[: len(plane)] = plane
-        args = {"w0": o, "w1": gate, "w2": up, "w3": norm, "w4": down, "quads": room, "in1": into, "out": out,
-                "meeting": meeting} | sizes  # fmt: skip
-        run_ffn(origin, args | ({"in0": x} if origin == "quant" else {}), wide, hidden + ffn)
-        assert (out == last).all() and meeting[0] == 0
-
-
-def run_ffn(origin, args, wide, kept_floats):
-    kernel = KERNELS[f"stream_{origin}_ffn"]
-    names = [token.partition(":")[2] or token for token in kernel.args.split()]
-    scalar = {"i": np.int32, "f": np.float32}
-    values = [scalar[t[0]](args[n]) if ":" in t else args[n] for t, n in zip(kernel.args.split(), names, strict=True)]
-    shared = stream_shared(wide, kept_floats, stream_ring(H200.shared))
-    emulate.load(FOLDER / kernel.file).launch(kernel.name, 1, kernel.block, values, shared)
 
 
 # --- q, k and v -------------------------------------------------------------------------------------------------------

@@ -80,36 +80,6 @@ BODY bool is_last_block(u32* counter, u32 blocks) {
     return s_last;
 }
 
-// Where all blocks of a grid meet twice, each of them being resident: the kernel's grid has at most a block for each place.
-// counters: two, zero before and after.
-struct Meeting {
-    u32* counters;
-
-    // At meeting 0 or 1, behind a barrier of the block: what its threads have written is there for those who wait.
-    BODY void arrive(int which) const {
-        if (threadIdx.x != 0) return;
-        if (which == 0 && blockIdx.x == 0) counters[1] = 0;  // nobody comes there before all have been here
-        __threadfence();
-        const bool last = atomicAdd(counters + which, 1u) == gridDim.x - 1;
-        if (which == 1 && last) counters[0] = 0;  // all have left there, or they would not be here
-    }
-    BODY void wait(int which) const {
-        if (threadIdx.x == 0)
-            while (load_acquire(counters + which) < gridDim.x) {
-            }
-        __syncthreads();
-    }
-    static BODY u32 load_acquire(const u32* p) {
-#ifdef CUDA_ON_CPU
-        return *p;
-#else
-        u32 v;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-        return v;
-#endif
-    }
-};
-
 // One rounding rule for every f16 the engine stores: to nearest, ties to even.
 BODY void store_as(float* p, float v) { *p = v; }
 BODY void store_as(__half* p, float v) { *p = __float2half(v); }

@@ -37,11 +37,10 @@ BODY u8* dynamic_bytes() {
 BODY u8* rings(int id) { return dynamic_bytes() + quads_of(id) * Plane::BYTES; }
 BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
 
-// widest: the longest row of activations of the launch, behind whose place the rings lie
-BODY Stream open_stream(int widest, int id) {
+BODY Stream open_stream(int id) {
     __shared__ float s_part[STREAM_WARPS][2][2];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const Shared ring = shared_address(rings(widest)) + warp * RING;
+    const Shared ring = shared_address(rings(id)) + warp * RING;
     return {{dynamic_bytes()}, ring, s_part, id / SUPER, warp, lane};
 }
 
@@ -57,7 +56,6 @@ BODY Rows neighbours(const u8* w, int type, int id, int units) {
 
 struct Nothing {
     BODY void operator()(const Stream&) const {}
-    BODY void operator()() const {}
 };
 
 // `fetch` begins to copy what the previous kernel does not write, ahead of the weights, which are many: what is asked
@@ -66,7 +64,7 @@ struct Nothing {
 template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
                   const Finish& finish) {
-    const Stream stream = open_stream(id, id);
+    const Stream stream = open_stream(id);
     from.prepare(id);
     fetch(stream);
     stream.prime(rows);
@@ -74,7 +72,7 @@ BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const
     wait_for_previous();
     from(stream.plane, id);
     __syncthreads();
-    stream.run(rows, finish, Nothing());
+    stream.run(rows, finish);
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
@@ -111,71 +109,6 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
                 if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
             });
     write_plane(quads, kept, first, last - first);
-}
-
-// --- o, gate+up and down by one grid ---------------------------------------------------------------------------------
-//
-// The blocks meet between the three instead of ending: a warp that is through with its rows of one asks for its first
-// weights of the next, so the memory goes on while the last blocks finish and while activations are made.
-
-struct Ffn {
-    const u8 *o, *gate, *up, *down;
-    const float *norm, *residual;
-    u8* quads;  // the activations of o; then those of down
-    float* out;  // may be residual
-    int id, hidden, ffn;  // columns of o; rows of o and down; columns of down
-    int type_o, type_glu, type_down;
-    float eps;
-};
-
-template <class From> BODY void ffn(const From& from, const Ffn& f, Meeting meeting) {
-    const int widest = max(f.id, max(f.hidden, f.ffn)), runs = f.ffn / Q8_VALUES;
-    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
-    const Rows o = neighbours(f.o, f.type_o, f.id, f.hidden / 2);
-    const Rows down = neighbours(f.down, f.type_down, f.ffn, f.hidden / 2);
-    const Rows glu = {f.gate, static_cast<size_t>(f.up - f.gate), f.type_glu, 1, 1, first, last};
-    float2* kept = reinterpret_cast<float2*>(epilogue_room(widest));  // residuals of o, then of down: of the same rows
-    float* activated = reinterpret_cast<float*>(kept + (f.hidden / 2 + gridDim.x - 1) / gridDim.x);
-    const auto keep = [&](const Stream& stream, const Rows& rows, const float* residual) {
-        const int2 mine = stream.begun(rows);
-        for (int i = mine.x + stream.lane; i < mine.y; i += WARP)
-            copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i));
-        close_group();
-    };
-    const auto add = [&](int unit, float a, float b) {
-        const float2 r = kept[unit - o.from];
-        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(f.out + 2 * unit) = make_float2(r.x + a, r.y + b);
-    };
-    const Stream of_o = open_stream(widest, f.id), of_glu = open_stream(widest, f.hidden);
-    const Stream of_down = open_stream(widest, f.ffn);
-
-    keep(of_o, o, f.residual);
-    of_o.prime(o);
-    wait_for_previous();
-    from(of_o.plane, f.id);
-    __syncthreads();
-    of_o.run(o, add, [&] { of_glu.prime(glu); });
-    meeting.arrive(0);
-
-    FromNorm norm = {f.out, f.norm, f.eps};
-    norm.prepare(f.hidden);
-    meeting.wait(0);
-    norm(of_glu.plane, f.hidden);
-    __syncthreads();
-    of_glu.run(
-        glu,
-        [&](int unit, float a, float b) {
-            if (threadIdx.x % WARP == 0) activated[unit - first] = swiglu(a, b);
-        },
-        [&] { keep(of_down, down, f.out), of_down.prime(down); });
-    write_plane(f.quads, activated, first, last - first);
-    __syncthreads();
-    meeting.arrive(1);
-
-    meeting.wait(1);
-    copy_quads(of_down.plane, f.quads, f.ffn);
-    __syncthreads();
-    of_down.run(down, add, Nothing());
 }
 
 // --- q, k and v ------------------------------------------------------------------------------------------------------
@@ -273,14 +206,6 @@ STREAM_KERNEL stream_norm_glu(const u8* gate, const u8* up, const float* norm, c
                               ROWS_ARGS, float eps) {
     glu(FromNorm{x, norm, eps}, gate, up, quads, id, od, type);
 }
-
-#define FFN_ARGS                                                                                                   \
-    const float *residual, float *out, u32 *meeting, int id, int hidden, int ffn_cols, int type_o, int type_glu,   \
-        int type_down, float eps
-#define FFN_WEIGHTS const u8 *o, const u8 *gate, const u8 *up, const float *norm, const u8 *down
-#define FFN {o, gate, up, down, norm, residual, quads, out, id, hidden, ffn_cols, type_o, type_glu, type_down, eps}
-STREAM_KERNEL stream_quads_ffn(FFN_WEIGHTS, u8* quads, FFN_ARGS) { ffn(FromQuads{quads}, FFN, {meeting}); }
-STREAM_KERNEL stream_quant_ffn(FFN_WEIGHTS, const float* x, u8* quads, FFN_ARGS) { ffn(FromRow{x}, FFN, {meeting}); }
 
 #define HEADS_ARGS(KV)                                                                                          \
     const int *pos, float *q, KV *keys, KV *values, int id, int nqt, int nkt, int hd, int type_q, int type_k,   \

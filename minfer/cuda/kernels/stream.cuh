@@ -63,10 +63,9 @@ struct Stream {
         for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE);
     }
 
-    // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. `then` is
-    // called by a warp that has read all its items: its ring is free. The block's threads meet in here.
-    template <class T, class Finish, class Then>
-    BODY void run(const Rows& rows, const Finish& finish, const Then& then) const {
+    // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
+    // block's threads meet in here.
+    template <class T, class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
         const int begin = item<T>(rows, warp), end = item<T>(rows, warp + 1), per = of_unit<T>();
         constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
@@ -89,7 +88,6 @@ struct Stream {
             if (at < per) break;
             unit++, at = 0, x = first, whole = true, sum = {0.0f, 0.0f};
         }
-        then();
         __syncthreads();
         if (end > begin && whole && at > 0 && at < per) gather<T>(rows, unit, end, finish);
         __syncthreads();
@@ -129,7 +127,7 @@ struct Stream {
 
     // Type by number, so that q, k and v may differ.
     BODY void prime(const Rows& rows) const { rows.type == 4 ? prime<StreamQ4K>(rows) : prime<StreamQ6K>(rows); }
-    template <class Finish, class Then> BODY void run(const Rows& rows, const Finish& finish, const Then& then) const {
-        rows.type == 4 ? run<StreamQ4K>(rows, finish, then) : run<StreamQ6K>(rows, finish, then);
+    template <class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
+        rows.type == 4 ? run<StreamQ4K>(rows, finish) : run<StreamQ6K>(rows, finish);
     }
 };
