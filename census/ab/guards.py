@@ -18,6 +18,7 @@ from census.ab.gpu import BAD_REASONS, Gpus
 from census.ab.plan import Limits
 
 _IDLE_WAIT = 3.0  # s that NVML's utilisation, an average over up to a second, gets to fall to idle before a run
+_GPU_IDLE = 0x1  # the bit of NVML's clock event reasons
 State = dict[str, Any]
 
 
@@ -72,11 +73,14 @@ def _busy() -> float | None:
 
 
 def _gpus(start: Sequence[State], polled: Sequence[Sequence[State] | None], end: Sequence[State]) -> list[State]:
-    """Per device: its state before the run, and over the run the mean clocks and every reason that was seen."""
+    """Per device: its state before the run, and over the run the mean clock of its work and every reason that was seen.
+
+    Polls that found it idle (NVML says so) tell nothing of the clock at which it worked: a run's first one, after a pause.
+    """
     out = []
     for i, (first, last) in enumerate(zip(start, end, strict=True)):
         during = [poll[i] for poll in polled if poll]
-        clocks = [d["sm_mhz"] for d in during if d["sm_mhz"] is not None]
+        clocks = [d["sm_mhz"] for d in during if d["sm_mhz"] is not None and not (d["reasons"] or 0) & _GPU_IDLE]
         reasons = 0
         for seen in (*during, last):
             reasons |= seen["reasons"] or 0

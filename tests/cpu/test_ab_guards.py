@@ -150,8 +150,9 @@ def test_reading_a_gpu(monkeypatch):
         assert guards.availability(gpus)["gpu"] == "read through NVML"
         start = guards.before(gpus, Limits())
         busy = [IDLE | {"sm_mhz": 1980, "reasons": 0x4}]
-        seen = guards.after(gpus, start, [busy, busy])
-    assert seen["gpus"] == [device(sm_mhz=1980, reasons=0x4 | 1)]
+        polled = [guards.after(gpus, start, polls)["gpus"] for polls in ([busy, busy], [[IDLE], busy, busy], [[IDLE]])]
+    worked = device(sm_mhz=1980, reasons=0x4 | 1)
+    assert polled == [[worked], [worked], [device(sm_mhz=None, reasons=1)]]  # idle polls are not of its work
 
 
 def test_the_devices_that_a_command_sees_are_the_ones_that_are_watched(monkeypatch):
