@@ -75,7 +75,7 @@ def _busy() -> float | None:
 def _gpus(start: Sequence[State], polled: Sequence[Sequence[State] | None], end: Sequence[State]) -> list[State]:
     """Per device: its state before the run, and over the run the mean clock of its work and every reason that was seen.
 
-    Polls that found it idle (NVML says so) tell nothing of the clock at which it worked: a run's first one, after a pause.
+    Polls that found it idle (NVML says so) tell nothing of the clock at which it worked: a run's first, after a pause.
     """
     out = []
     for i, (first, last) in enumerate(zip(start, end, strict=True)):
