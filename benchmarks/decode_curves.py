@@ -133,10 +133,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _minfer(*args: str) -> str:
     """A child process, so that a model's memory is gone before the next one is loaded."""
     done = subprocess.run([sys.executable, "-m", "minfer", *args], capture_output=True, text=True)
+    said = done.stderr.strip()
+    if done.returncode == 2 and said and "\n" not in said:
+        raise UserError(said)
     if done.returncode:
         sys.stderr.write(done.stderr)  # all of it: the last line of a traceback alone says too little
-        said = done.stderr.strip().splitlines()
-        raise UserError(said[-1] if said else f"minfer {args[0]} ended with code {done.returncode}")
+        raise UserError(f"minfer {args[0]} ended with code {done.returncode}")
     return done.stdout
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minfer.convert import dequantize
+from minfer.gguf import GGUF, open_gguf
 from minfer.pull import pull
 from minfer.synth import synth
 
@@ -43,3 +44,11 @@ def tiny_qwen2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("synth") / "tiny-qwen2.gguf"
     synth("tiny-qwen2", path, vocab_from=smollm2)
     return path
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> GGUF:
+    """A synthetic qwen2 of 2 layers and 256 columns: for emulated kernels."""
+    path = tmp_path_factory.mktemp("nano") / "nano.gguf"
+    synth("nano-qwen2", path)
+    return open_gguf(path)

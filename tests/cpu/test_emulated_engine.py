@@ -77,13 +77,6 @@ class RoundingCpu(CpuDevice):
         return store if op == "kv_store" and self.options.kv_type == "f16" else call
 
 
-@pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    path = tmp_path_factory.mktemp("nano") / "nano.gguf"
-    synth.synth("nano-qwen2", path)
-    return open_gguf(path)
-
-
 def compare(gguf, where, tolerance):
     """Log-probabilities of a prompt and a few greedy steps against the reference's; both follow the reference."""
     engine, reference = Engine(gguf, CTX, where), Engine(gguf, CTX, Reference(where.options))

@@ -12,17 +12,8 @@ import pytest
 from minfer.cuda.prefill import LIBRARY
 from minfer.emulated.device import EmulatedDevice
 from minfer.engine import plan_pass
-from minfer.gguf import open_gguf
 from minfer.models import load_hparams
 from minfer.options import Options
-from minfer.synth import synth
-
-
-@pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    path = tmp_path_factory.mktemp("nano") / "nano.gguf"
-    synth("nano-qwen2", path)
-    return open_gguf(path)
 
 
 @pytest.mark.parametrize(("nt", "first"), [(512, 0), (300, 100), (257, 5), (20, 0)])
