@@ -11,7 +11,6 @@ constexpr int HEADS = 8;  // room for the query heads that a block carries at on
 constexpr int WARPS = 16, SLOTS = WARPS / 2;  // sums of two warps share a slot of shared memory
 constexpr int LANES = 8;       // that share a key; as many as HEADS, so that each ends up with one head's scores
 constexpr int MIN_KEYS = 128;  // of a split, a step of the block: fewer are not divided further
-constexpr int ALONE = 384;     // keys that one block walks in less time than several take to add up what they have
 constexpr int BATCH = 16;      // records of a head that a lane has in flight when it adds up the splits
 constexpr int CARRIED = 1024;  // heads · features that a block carries at once: a float4 a thread
 constexpr int MAX_STEP = 8;    // keys that a warp takes at once
@@ -28,8 +27,7 @@ struct Shape {
 struct Run {
     int n_kv, first, last, active;
     BODY Run(int n, int splits) : n_kv(n) {
-        const int even = (n_kv + splits - 1) / splits;
-        const int each = n_kv <= ALONE ? ALONE : max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
+        const int even = (n_kv + splits - 1) / splits, each = max(MIN_KEYS, (even + LANES - 1) / LANES * LANES);
         active = (n_kv + each - 1) / each;
         first = blockIdx.y * each;
         last = min(n_kv, first + each);
