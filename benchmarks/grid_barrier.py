@@ -11,8 +11,8 @@ reads as many bytes of activations, which all blocks have written, before each m
   plain    the same without dependent launch
   grid     one launch for all: a counter instead of the wait, and rings that go on into the next matrix without a pause
 
-Work 0 only adds words up; work 2 does some 150 integer instructions an item, as unpacking Q4_K does. Sums are checked
-against numpy's before anything is timed. Times: graphs, median of seven, the forms in turn.
+Work 0 only adds words up; work 2 does some 150 integer instructions an item, as unpacking Q4_K does. The sum of every
+timed run is checked against numpy's. Times: graphs, median of seven, the forms in turn.
 
 Predicted (2026-11-30, from the engine's own clocks): at work 2 a layer takes 5 to 8 µs beyond its bytes by launches,
 and 1.5 to 3 by one grid.
@@ -22,6 +22,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,7 @@ MATRIX = np.dtype([("at", "i8"), ("items", "i4"), ("activations", "i4")])
 ROOM = 16_384  # words of activations
 
 
+@cache
 def code() -> str:
     """The program: our copies into shared memory, and what stands in grid_barrier.cu."""
     return source("async.cuh") + (Path(__file__).parent / "grid_barrier.cu").read_text()

@@ -18,7 +18,7 @@ if [ "$steps" = reports ]; then
     predicted() { [ -e "$here/../traces/predictions/$1.json" ]; }
 else
     switches="STREAM DEPENDENT_LAUNCH ONE_ATTENTION STREAM_GLU STREAM_NORM STREAM_QKV STREAM_ADD ATTENTION_QUADS TOKEN_LOOP"
-    both="MINFER_NVTX=0" tokens=${TOKENS:-192} reps=${REPS:-3} # shorter runs end before the clock has risen
+    both="MINFER_NVTX=0" tokens=${TOKENS:-192} reps=${REPS:-3} # enough work to be seen by polls a second apart
     predicted() { grep -q "\"MINFER_NO_$2\"" "$here/decode_predictions.json"; }
 fi
 mkdir -p "$out"

@@ -71,7 +71,7 @@ def _gpu() -> list[Finding]:
 
 
 def _cupy(cuda: int | None) -> Finding:
-    have = {n: v for n in (12, 13) if (v := _version(f"cupy-cuda{n}x"))}
+    have = {n: v for n in (12, 13) if (v := package_version(f"cupy-cuda{n}x"))}
     seen = ", ".join(f"cupy-cuda{n}x {v}" for n, v in have.items()) or "not installed"
     if len(have) > 1:
         return Finding("CuPy", LACKS, seen, "two CuPy packages overwrite each other; uninstall both, install one")
@@ -86,7 +86,7 @@ def _cupy(cuda: int | None) -> Finding:
 
 
 def _nvtx(nsys: str | None) -> list[Finding]:
-    have = _version("nvtx")
+    have = package_version("nvtx")
     if have is None:
         return [Finding("python nvtx", LACKS, "not installed", "pip install nvtx: without it ranges are not recorded")]
     parts = tuple(int(p) for p in have.split(".")[:3] if p.isdigit())
@@ -96,7 +96,8 @@ def _nvtx(nsys: str | None) -> list[Finding]:
     return [Finding("python nvtx", OK, have)]
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Of what is installed; None where it is not."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -104,7 +105,7 @@ def _version(package: str) -> str | None:
 
 
 def _package(name: str, use: str, extra: str) -> Finding:
-    have = _version(name)
+    have = package_version(name)
     return Finding(name, OK if have else LACKS, have or "not installed",
                    "" if have else f"{use}: pip install 'launch-census[{extra}]'")
 

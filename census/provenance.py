@@ -5,7 +5,6 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from census import doctor
@@ -30,23 +29,15 @@ def versions() -> dict[str, str | None]:
     """Versions of what produced the numbers; None for what is not installed, nsys and driver included."""
     with gpu.opened() as gpus:
         driver = next((str(row["driver"]) for row in gpu.identity(gpus)), None)
-    packages = {name: _version(name) for name in _PACKAGES}
-    optional = {name: found for name in _OPTIONAL if (found := _version(name))}
+    packages = {name: doctor.package_version(name) for name in _PACKAGES}
+    optional = {name: found for name in _OPTIONAL if (found := doctor.package_version(name))}
     return {"python": platform.python_version(), **packages, **optional, "nsys": doctor.nsys_version(),
             "driver": driver}  # fmt: skip
 
 
 def tool_version() -> str:
     """This project's version, as recordings name it; "unknown" where it runs from a checkout on PYTHONPATH."""
-    return _version("launch-census") or "unknown"
-
-
-def _version(name: str) -> str | None:
-    """None when it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return doctor.package_version("launch-census") or "unknown"
 
 
 def shown(command: Sequence[str]) -> list[str]:

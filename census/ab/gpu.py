@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _MB = 1 << 20
-# NVML clock-event reasons that make a run slower through no fault of the command
+# NVML clock-event reasons: that nothing runs, and those that make a run slower through no fault of the command
+IDLE_REASON = 0x1
 BAD_REASONS = {0x8: "HW slowdown", 0x20: "SW thermal slowdown", 0x40: "HW thermal slowdown", 0x80: "power brake"}
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from census.ab import gpu
-from census.ab.gpu import BAD_REASONS, Gpus
+from census.ab.gpu import BAD_REASONS, IDLE_REASON, Gpus
 from census.ab.plan import Limits
 
 _IDLE_WAIT = 3.0  # s that NVML's utilisation, an average over up to a second, gets to fall to idle before a run
-_GPU_IDLE = 0x1  # the bit of NVML's clock event reasons
 State = dict[str, Any]
 
 
@@ -80,7 +79,7 @@ def _gpus(start: Sequence[State], polled: Sequence[Sequence[State] | None], end:
     out = []
     for i, (first, last) in enumerate(zip(start, end, strict=True)):
         during = [poll[i] for poll in polled if poll]
-        clocks = [d["sm_mhz"] for d in during if d["sm_mhz"] is not None and not (d["reasons"] or 0) & _GPU_IDLE]
+        clocks = [d["sm_mhz"] for d in during if d["sm_mhz"] is not None and not (d["reasons"] or 0) & IDLE_REASON]
         reasons = 0
         for seen in (*during, last):
             reasons |= seen["reasons"] or 0

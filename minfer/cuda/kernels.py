@@ -168,12 +168,10 @@ _STREAM_SOURCES = {"plane": ("", "q8", ""), "quant": ("", "in0", ""), "quads": (
 
 
 def _stream_rows() -> list[Kernel]:
-    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid, of qkv three blocks
-    at least; dynamic shared memory: stream_shared(..)."""
+    """Type Q4_K is 4, Q6_K is 6; id a multiple of 256, od even; any grid, of a qkv three blocks at least; dynamic
+    shared memory: stream_shared(..)."""
     sizes = "i:id i:od i:type"
-    heads = (
-        "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v i:blocks_q i:blocks_k f:base f:scale"
-    )
+    heads = "i:id i:nqt i:nkt i:hd i:type_q i:type_k i:type_v i:blocks_q i:blocks_k f:base f:scale"
     qkv = ("w0 w1 w2 w3 w4 w5", "in1 out k v", heads)
     epilogues = {  # -> matrices and biases, what it reads and writes, scalars; and its sources
         "store": ("w0", "out", sizes, ("plane", "norm", "quant", "quads")),

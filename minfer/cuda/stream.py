@@ -55,7 +55,7 @@ def _source(walk: Walk, node: Node, x: Ref) -> str:
 
 def reads_quads(walk: Walk, node: Node) -> bool:
     """Whether the one reader of this node's output takes it as the plane in scratch: a matmul that takes in no norm."""
-    readers = walk.graph.readers()[node.id]
+    readers = walk.readers[node.id]
     one = len(readers) == 1 and readers[0].op in ("stream_matmul", "stream_add") and readers[0].inputs[0] == node.id
     return one and "eps" not in readers[0].params and walk.options.on(stream.ACTIVATIONS)
 

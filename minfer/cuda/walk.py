@@ -36,9 +36,11 @@ class Walk:
     quads: set[int] = field(default_factory=set)  # nodes whose output is the plane in scratch, not a row of f32
     cache: ActivationCache = field(init=False)
     memo: PositionsMemo = field(init=False)
+    readers: dict[int, list[Node]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.cache = ActivationCache(self.options.on(activation_cache.SWITCH))
+        self.readers = self.graph.readers()
         self.memo = PositionsMemo(self.options.on(positions.SWITCH))
 
     @property

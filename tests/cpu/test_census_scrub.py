@@ -118,7 +118,6 @@ def window(tmp_path):
     data["plan"]["watched"] = {"CUDA_HOME": "/usr/local/cuda", "PYTHONPATH": "/home/alice/site:", "LANG": "C.UTF-8",
                                "CUDA_VISIBLE_DEVICES": "GPU-12345678-aaaa-bbbb-cccc-0123456789ab"}
     data["devices"][0]["uuid"] = "GPU-12345678-aaaa-bbbb-cccc-0123456789ab"
-    data["runs"][0]["failed"] = None
     path = tmp_path / "window.json"
     path.write_text(json.dumps(data))
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
-from census import ledger, provenance, record, run, runlog
+from census import doctor, ledger, record, run, runlog
 from census import trace as tr
 from census.errors import CensusError
 from census.reconcile import reconcile
@@ -226,14 +226,14 @@ def test_the_emulated_gpu_is_recorded_like_any_backend(census, tmp_path):
 
 def test_a_checkout_that_is_not_installed_records_all_the_same(census, tmp_path, monkeypatch):
     """On PYTHONPATH alone, as on a borrowed GPU machine: the version of this project is not known, the rest is."""
-    found = provenance.version
+    found = doctor.version
 
     def version(name):
         if name == "launch-census":
             raise PackageNotFoundError(name)
         return found(name)
 
-    monkeypatch.setattr(provenance, "version", version)
+    monkeypatch.setattr(doctor, "version", version)
     args = ("--device", "cpu", "--tokens", "2", "--no-overhead", "--out", tmp_path / "r", "--json")
     data = json.loads(census("run", write_llama(tmp_path / "m.gguf"), *args).out)
     assert data["reconciliation"]["matching"] == 2

@@ -100,11 +100,6 @@ unsigned count_state(ThreadState state) {
     return n;
 }
 
-const char* base_name(const char* path) {
-    const char* slash = std::strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 // Nobody can run: names the first waiting thread and what it waits for.
 void report_stuck() {
     unsigned id = 0;
@@ -239,6 +234,11 @@ void leave_warp(unsigned warp, unsigned lane) {
     }
 }
 }  // namespace
+
+const char* base_name(const char* path) {
+    const char* slash = std::strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
 
 void fail(FaultKind kind, const char* detail, ...) {
     Fault& f = machine.fault;

@@ -27,7 +27,7 @@ extern "C" {
 void cuda_on_cpu_copy_later(void* to, const void* from, unsigned size, const char* file, int line) {
     Queue& q = queues[self().id];
     if (q.end - q.first == UNDER_WAY)
-        fail(SYNC, "%s:%d: more than %u asynchronous copies of a thread under way", file, line, UNDER_WAY);
+        fail(SYNC, "%s:%d: more than %u asynchronous copies of a thread under way", base_name(file), line, UNDER_WAY);
     q.copies[q.end++ % UNDER_WAY] = {to, from, size, q.closed};
 }
 

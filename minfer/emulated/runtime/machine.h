@@ -89,6 +89,7 @@ inline Thread& self() { return *cuda_on_cpu_current; }
 // Fills machine.fault's common part and leaves the launch for good; `detail` is in printf's manner.
 [[noreturn]] void fail(FaultKind kind, const char* detail, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void abandon_launch();
+const char* base_name(const char* path);
 
 // ---- order.cpp: what happened before what ----
 
