@@ -18,13 +18,13 @@ struct Plane {
     u8* quads;
 
     // Word i of the row, four values with scale d; a warp's lanes hold consecutive words, and all of them call.
-    BODY void write(int i, u32 word, float d, bool real = true) const {
+    BODY void write(u32 i, u32 word, float d, bool real = true) const {
         int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         const int both = sum + __shfl_xor_sync(ALL_LANES, sum, 4);
         if (!real) return;
-        const int l = i / 16 % LANES, t = i / 4 % 4, k = i % 4;
+        const u32 l = i / 16 % LANES, t = i / 4 % 4, k = i % 4;
         u8* quad = quads + i / 256 * BYTES + 16 * l;
         *reinterpret_cast<u32*>(quad + t * CHUNKS + 4 * k) = word;
         if (k == 0) reinterpret_cast<float*>(quad + SUMS)[t] = d * static_cast<float>(sum);
@@ -36,7 +36,7 @@ struct Plane {
 };
 
 // Word i of the row; eight lanes share a scale.
-BODY void quantize_word(const Plane& plane, int i, float4 v, bool real = true) {
+BODY void quantize_word(const Plane& plane, u32 i, float4 v, bool real = true) {
     float most = abs_max4(v);
 #pragma unroll
     for (int k = 1; k < 8; k *= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, k));

@@ -48,29 +48,38 @@ BODY size_t row_bytes(int type, int id) {
     return type == 4 ? StreamQ4K::row_bytes(id / SUPER) : StreamQ6K::row_bytes(id / SUPER);
 }
 
+// The share of block `block` of `blocks` in so many: x up to y - 1. The first ones have one more; one division, since
+// nothing is asked for before it is done.
+BODY int2 share(u32 count, u32 block, u32 blocks) {
+    const u32 each = count / blocks, more = count - each * blocks, first = block * each + min(block, more);
+    return {static_cast<int>(first), static_cast<int>(first + each + (block < more))};
+}
+
 // This block's share of `units` pairs of neighbouring rows.
 BODY Rows neighbours(const u8* w, int type, int id, int units) {
-    const int from = units * blockIdx.x / gridDim.x, to = units * (blockIdx.x + 1) / gridDim.x;
-    return {w, row_bytes(type, id), type, 1, 2, from, to};
+    const int2 mine = share(units, blockIdx.x, gridDim.x);
+    return {w, row_bytes(type, id), type, 1, 2, mine.x, mine.y};
 }
 
 struct Nothing {
-    BODY void operator()(const Stream&) const {}
+    BODY void operator()(int) const {}
 };
 
-// `fetch` begins to copy what the previous kernel does not write, ahead of the weights, which are many: what is asked
-// for behind them comes late. `compute` works while the weights come. Then `finish` is given every unit's products by
-// a whole warp.
+// `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to copy
+// what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them comes late.
+// `compute` works while the weights come. Then `finish` is given every unit's products by a whole warp.
 template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
                   const Finish& finish) {
     const Stream stream = open_stream(id);
     from.prepare(id);
-    fetch(stream);
+    for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) fetch(i);
+    close_group();
     stream.prime(rows);
-    compute(stream);
+    for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) compute(i);
     wait_for_previous();
     from(stream.plane, id);
+    wait_for_groups<LEAST_STAGES>();  // what this thread has fetched is there, for all of them
     __syncthreads();
     stream.run(rows, finish);
 }
@@ -86,12 +95,7 @@ template <class From>
 BODY void add(const From& from, const u8* w, const float* residual, float* out, int id, int od, int type) {
     const Rows rows = neighbours(w, type, id, od / 2);
     float2* kept = reinterpret_cast<float2*>(epilogue_room(id));
-    const auto keep = [&](const Stream& stream) {  // by the warp that will finish the unit
-        const int2 mine = stream.begun(rows);
-        for (int i = mine.x + stream.lane; i < mine.y; i += WARP)
-            copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i));
-        close_group();
-    };
+    const auto keep = [&](int i) { copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i)); };
     product(rows, from, id, keep, Nothing(), [&](int unit, float a, float b) {
         const float2 r = kept[unit - rows.from];
         if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
@@ -102,7 +106,8 @@ BODY void add(const From& from, const u8* w, const float* residual, float* out, 
 template <class From>
 BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id, int od, int type) {
     const int runs = od / Q8_VALUES;
-    const int first = runs * blockIdx.x / gridDim.x * Q8_VALUES, last = runs * (blockIdx.x + 1) / gridDim.x * Q8_VALUES;
+    const int2 mine = share(runs, blockIdx.x, gridDim.x);
+    const int first = mine.x * Q8_VALUES, last = mine.y * Q8_VALUES;
     float* kept = epilogue_room(id);
     product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, Nothing(), Nothing(),
             [&](int unit, float a, float b) {
@@ -128,13 +133,12 @@ template <class T> BODY T pick(const T (&three)[3], int k) { return k == 0 ? thr
 // A block has rows of one of the three: with rows of two it would fill its rings twice, and all the others wait for it.
 template <class KV> BODY Rows rows_of_block(const Heads<KV>& h, int k, int id) {
     const int before = k == 0 ? 0 : k == 1 ? h.blocks[0] : h.blocks[0] + h.blocks[1];
-    const int block = blockIdx.x - before, share = pick(h.blocks, k), units = pick(h.units, k);
+    const int2 mine = share(pick(h.units, k), blockIdx.x - before, pick(h.blocks, k));
     const int half = k < 2 ? h.hd / 2 : 1, type = pick(h.type, k);
-    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, units * block / share,
-            units * (block + 1) / share};
+    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, mine.x, mine.y};
 }
 
-// What the epilogue needs of a unit, prepared by the warp that will finish it before the previous kernel is done.
+// What the epilogue needs of a unit, there before the previous kernel is done.
 struct Prepared {
     float bias_a, bias_b;
     Angle angle;
@@ -156,19 +160,14 @@ template <class KV, class From> BODY void qkv(const From& from, const Heads<KV>&
     const int block = blockIdx.x, k = block < h.blocks[0] ? 0 : block < h.blocks[0] + h.blocks[1] ? 1 : 2;
     const Rows rows = rows_of_block(h, k, id);
     Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
-    const auto biases = [&](const Stream& stream) {
-        const int2 mine = stream.begun(rows);
-        for (int i = mine.x + stream.lane; i < mine.y; i += WARP) {
-            const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
-            copy_async<4>(shared_address(&prepared[i].bias_a), bias);
-            copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
-        }
-        close_group();
+    const auto biases = [&](int i) {
+        const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
+        copy_async<4>(shared_address(&prepared[i].bias_a), bias);
+        copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
     };
-    const auto angles = [&](const Stream& stream) {
-        const int2 mine = stream.begun(rows);
-        for (int i = mine.x + stream.lane; i < mine.y && k < 2; i += WARP)
-            prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
+    const auto angles = [&](int i) {
+        if (k == 2) return;
+        prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
     };
     product(rows, from, id, biases, angles, [&](int unit, float a, float b) {
         if (threadIdx.x % WARP == 0)

@@ -42,8 +42,9 @@ struct Stream {
 
     template <class T> BODY Ahead<T> ahead_at(const Rows& rows, int at, int end) const {
         Ahead<T> ahead;
-        ahead.unit = rows.from + at / of_unit<T>(), ahead.left = end - at;
-        enter(ahead, rows, at % of_unit<T>());
+        const u32 per = of_unit<T>(), unit = static_cast<u32>(at) / per;
+        ahead.unit = rows.from + unit, ahead.left = end - at;
+        enter(ahead, rows, at - unit * per);
         return ahead;
     }
 
@@ -70,7 +71,8 @@ struct Stream {
         constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
         Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
-        int unit = rows.from + begin / per, at = begin % per;
+        int unit = static_cast<u32>(begin) / static_cast<u32>(per), at = begin - unit * per;
+        unit += rows.from;
         Shared stage = ring, x = first + at * step;
         bool whole = at == 0;
         float2 sum = {0.0f, 0.0f};
@@ -114,15 +116,6 @@ struct Stream {
             end = next;
         }
         finish(unit, a, b);
-    }
-
-    // The units that begin among this warp's items, counted from rows.from: x up to y - 1.
-    BODY int2 begun(const Rows& rows) const {
-        return rows.type == 4 ? begun<StreamQ4K>(rows) : begun<StreamQ6K>(rows);
-    }
-    template <class T> BODY int2 begun(const Rows& rows) const {
-        const int per = of_unit<T>();
-        return {(item<T>(rows, warp) + per - 1) / per, (item<T>(rows, warp + 1) + per - 1) / per};
     }
 
     // Type by number, so that q, k and v may differ.

@@ -161,4 +161,5 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
         return make_uint4(w.x | upper(bits, 0), w.y | upper(bits, 1), w.z | upper(bits, 2), w.w | upper(bits, 3));
     }
 };
+inline constexpr int LEAST_STAGES = Q4_STAGES < Q6_STAGES ? Q4_STAGES : Q6_STAGES;
 static_assert(StreamQ4K::STAGES * StreamQ4K::STAGE <= RING && StreamQ6K::STAGES * StreamQ6K::STAGE <= RING, "ring");
