@@ -205,7 +205,9 @@ def row_bytes(kind: str, id: int) -> int:
 
 
 _QUAD, _QUAD_BYTES, _STREAM_WARPS = 1024, 1792, 16  # weights and bytes of a plane's quad; warps of a block
-SMALL_SHARED = 160 << 10  # bytes: with less a block, stream.cu is compiled with shallower rings
+_STREAM_ROOM = 512  # items of which a block keeps the two sums
+# bytes of shared memory that a block may have at least, and of a warp's ring in stream.cuh then; the first is its default
+STREAM_RINGS = ((200 << 10, 9216), (160 << 10, 6912), (0, 3456))
 
 
 def plane_quads(id: int) -> int:
@@ -215,17 +217,18 @@ def plane_quads(id: int) -> int:
 
 def stream_ring(shared: int) -> int:
     """Bytes of a warp's ring in stream.cuh, on a GPU that gives a block so many bytes of shared memory."""
-    return 6912 if shared >= SMALL_SHARED else 3456
+    return next(ring for least, ring in STREAM_RINGS if shared >= least)
 
 
 def stream_shared(id: int, kept: int, ring: int) -> int:
-    """Bytes of dynamic shared memory of a stream kernel: the plane, the rings, and floats that its epilogue keeps."""
-    return plane_quads(id) + _STREAM_WARPS * ring + 4 * kept
+    """Bytes of dynamic shared memory of a stream kernel: plane, rings, items' sums, and floats that its epilogue keeps."""
+    return plane_quads(id) + _STREAM_WARPS * ring + 8 * _STREAM_ROOM + 4 * kept
 
 
 def compile_options(gpu: Gpu) -> tuple[str, ...]:
     """NVRTC's options for that GPU."""
-    return OPTIONS + (("-DSTREAM_SMALL",) if gpu.shared < SMALL_SHARED else ())
+    ring = stream_ring(gpu.shared)
+    return OPTIONS + (() if ring == STREAM_RINGS[0][1] else (f"-DSTREAM_RING={ring}",))
 
 
 def partial_floats(n_head: int, head_dim: int, splits: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minfer.cuda.kernels import KERNELS, KV_TYPES, SMALL_SHARED, row_bytes, source, stream_ring, stream_shared
+from minfer.cuda.kernels import KERNELS, KV_TYPES, STREAM_RINGS, row_bytes, source, stream_shared
 from minfer.cuda.stream import most_pairs, share_blocks
 from minfer.emulated import emulate
 from minfer.fusions.stream import TYPES
@@ -266,15 +266,15 @@ def test_qkv(kv, types, nqt, nkt, hd, n, grid, scale):
 
 
 @BOTH
+@pytest.mark.parametrize("ring", [ring for _, ring in STREAM_RINGS[1:]])
 @pytest.mark.parametrize(("od", "n", "grid"), [(38, 3, 3), (64, 14, 1), (6, 9, 5)])
-def test_shallow_rings_give_the_same_bits(type, od, n, grid):
-    """STREAM_SMALL, for GPUs with less shared memory: fewer items under way, in half the room."""
-    small = stream_ring(SMALL_SHARED - 1)
-    module, id = emulate.load("#define STREAM_SMALL\n" + source("stream.cu")), 256 * n
+def test_shallow_rings_give_the_same_bits(type, ring, od, n, grid):
+    """For GPUs with less shared memory: fewer items under way, in less room."""
+    module, id = emulate.load(f"#define STREAM_RING {ring}\n" + source("stream.cu")), 256 * n
     (w, _), x, (deep, shallow) = weights(NAMES[type], od, id, RNG), rand(id), np.empty((2, od), np.float32)
     launch("stream_quant_store", grid, w0=w, in0=x, out=deep, id=id, od=od, type=type, outputs=("out",))
     values = [w, x, shallow, *np.int32([id, od, type])]
-    module.launch("stream_quant_store", grid, KERNELS["stream_quant_store"].block, values, stream_shared(id, 0, small))
+    module.launch("stream_quant_store", grid, KERNELS["stream_quant_store"].block, values, stream_shared(id, 0, ring))
     assert (deep == shallow).all()
 
 

@@ -28,6 +28,14 @@ BODY void wait_for_previous() {
 #endif
 }
 
+// Whether kernels go through code once before they wait, with what happens to be there: instructions come from memory, too.
+// The emulator would report every such read.
+#ifdef CUDA_ON_CPU
+inline constexpr bool REHEARSED = false, REHEARSE_FROM = false, REHEARSE_ATT = false;
+#else
+inline constexpr bool REHEARSED = true, REHEARSE_FROM = true, REHEARSE_ATT = true;
+#endif
+
 BODY float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }  // p: 16-byte aligned
 BODY void store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 BODY u32 load_u32(const void* p) { return *reinterpret_cast<const u32*>(p); }  // p: 4-byte aligned

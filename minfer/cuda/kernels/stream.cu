@@ -15,33 +15,37 @@
 struct FromPlane {
     const u8* q8;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { copy_plane(plane, q8, id); }
+    BODY void operator()(const Plane& plane, int id, bool real) const {
+        if (real) copy_plane(plane, q8, id);
+    }
 };
 struct FromRow {
     const float* x;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { quantize_row(plane, x, id); }
+    BODY void operator()(const Plane& plane, int id, bool real) const { quantize_row(plane, x, id, real); }
 };
 struct FromQuads {
     const u8* quads;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
+    BODY void operator()(const Plane& plane, int id, bool real) const {
+        if (real) copy_quads(plane, quads, id);
+    }
 };
 typedef Norm FromNorm;
 
-// Dynamic shared memory: the plane, the warps' rings, then what an epilogue keeps (kernels.py: stream_shared).
+// Dynamic shared memory: the plane, the warps' rings, items' sums, then what an epilogue keeps (kernels.py: stream_shared).
 BODY u8* dynamic_bytes() {
     extern __shared__ uint4 s_dynamic[];
     return reinterpret_cast<u8*>(s_dynamic);
 }
 BODY u8* rings(int id) { return dynamic_bytes() + quads_of(id) * Plane::BYTES; }
-BODY float* epilogue_room(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
+BODY float* sums_of_items(int id) { return reinterpret_cast<float*>(rings(id) + STREAM_WARPS * RING); }
+BODY float* epilogue_room(int id) { return sums_of_items(id) + 2 * Stream::ROOM; }
 
 BODY Stream open_stream(int id) {
-    __shared__ float s_part[STREAM_WARPS][2][2];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Shared ring = shared_address(rings(id)) + warp * RING;
-    return {{dynamic_bytes()}, ring, s_part, id / SUPER, warp, lane};
+    return {{dynamic_bytes()}, ring, sums_of_items(id), id / SUPER, warp, lane};
 }
 
 BODY size_t row_bytes(int type, int id) {
@@ -58,35 +62,42 @@ BODY int2 share(u32 count, u32 block, u32 blocks) {
 // This block's share of `units` pairs of neighbouring rows.
 BODY Rows neighbours(const u8* w, int type, int id, int units) {
     const int2 mine = share(units, blockIdx.x, gridDim.x);
-    return {w, row_bytes(type, id), type, 1, 2, mine.x, mine.y};
+    return {w, row_bytes(type, id), type, 2, Rows::WHOLE, mine.x, mine.y};
 }
 
 struct Nothing {
     BODY void operator()(int) const {}
 };
+struct Closed {
+    BODY void operator()(bool) const {}
+};
 
 // `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to copy
 // what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them comes late.
-// `compute` works while the weights come. Then `finish` is given every unit's products by a whole warp.
-template <class From, class Fetch, class Compute, class Finish>
+// `compute` works while the weights come. Then `finish` is given every unit's products, by the same thread.
+template <class From, class Fetch, class Compute, class Finish, class Close = Closed>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
-                  const Finish& finish) {
+                  const Finish& finish, const Close& close = {}) {
     const Stream stream = open_stream(id);
     from.prepare(id);
     for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) fetch(i);
     close_group();
-    stream.prime(rows);
+    const Walk walk = stream.prime(rows);
     for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) compute(i);
-    wait_for_previous();
-    from(stream.plane, id);
-    wait_for_groups<LEAST_STAGES>();  // what this thread has fetched is there, for all of them
-    __syncthreads();
-    stream.run(rows, finish);
+    const auto begin = [&] {
+#pragma unroll 1
+        for (int pass = REHEARSE_FROM ? 0 : 1; pass < 2; pass++) {
+            if (pass) wait_for_previous();
+            from(stream.plane, id, pass);
+        }
+        wait_for_groups<LEAST_STAGES>();  // what this thread has fetched is there, for all of them
+    };
+    stream.run(rows, walk, begin, finish, close);
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
-    product(neighbours(w, type, id, od / 2), from, id, Nothing(), Nothing(), [&](int unit, float a, float b) {
-        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
+    product(neighbours(w, type, id, od / 2), from, id, Nothing(), Nothing(), [&](int unit, float a, float b, bool real) {
+        if (real) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
     });
 }
 
@@ -96,9 +107,9 @@ BODY void add(const From& from, const u8* w, const float* residual, float* out, 
     const Rows rows = neighbours(w, type, id, od / 2);
     float2* kept = reinterpret_cast<float2*>(epilogue_room(id));
     const auto keep = [&](int i) { copy_async<8>(shared_address(kept + i), residual + 2 * (rows.from + i)); };
-    product(rows, from, id, keep, Nothing(), [&](int unit, float a, float b) {
+    product(rows, from, id, keep, Nothing(), [&](int unit, float a, float b, bool real) {
         const float2 r = kept[unit - rows.from];
-        if (threadIdx.x % WARP == 0) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
+        if (real) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(r.x + a, r.y + b);
     });
 }
 
@@ -109,11 +120,9 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
     const int2 mine = share(runs, blockIdx.x, gridDim.x);
     const int first = mine.x * Q8_VALUES, last = mine.y * Q8_VALUES;
     float* kept = epilogue_room(id);
-    product({gate, static_cast<size_t>(up - gate), type, 1, 1, first, last}, from, id, Nothing(), Nothing(),
-            [&](int unit, float a, float b) {
-                if (threadIdx.x % WARP == 0) kept[unit - first] = swiglu(a, b);
-            });
-    write_plane(quads, kept, first, last - first);
+    product({gate, static_cast<size_t>(up - gate), type, 1, Rows::WHOLE, first, last}, from, id, Nothing(), Nothing(),
+            [&](int unit, float a, float b, bool) { kept[unit - first] = swiglu(a, b); },
+            [&](bool real) { write_plane(quads, kept, first, last - first, real); });
 }
 
 // --- q, k and v ------------------------------------------------------------------------------------------------------
@@ -134,8 +143,9 @@ template <class T> BODY T pick(const T (&three)[3], int k) { return k == 0 ? thr
 template <class KV> BODY Rows rows_of_block(const Heads<KV>& h, int k, int id) {
     const int before = k == 0 ? 0 : k == 1 ? h.blocks[0] : h.blocks[0] + h.blocks[1];
     const int2 mine = share(pick(h.units, k), blockIdx.x - before, pick(h.blocks, k));
-    const int half = k < 2 ? h.hd / 2 : 1, type = pick(h.type, k);
-    return {pick(h.w, k), half * row_bytes(type, id), type, half, 2 * half, mine.x, mine.y};
+    const int type = pick(h.type, k), half = h.hd / 2;
+    if (k == 2) return {pick(h.w, k), row_bytes(type, id), type, 2, Rows::WHOLE, mine.x, mine.y};
+    return {pick(h.w, k), half * row_bytes(type, id), type, 1, half, mine.x, mine.y};
 }
 
 // What the epilogue needs of a unit, there before the previous kernel is done.
@@ -145,9 +155,10 @@ struct Prepared {
 };
 
 template <class KV>
-BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepared& p, float a, float b) {
+BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepared& p, float a, float b, bool real) {
     a += p.bias_a, b += p.bias_b;
     if (k < 2) rotate(a, b, p.angle, a, b);
+    if (!real) return;
     if (k == 0) {
         h.q[row] = a, h.q[row + half] = b;
     } else {
@@ -159,19 +170,19 @@ BODY void finish_pair(const Heads<KV>& h, int k, int row, int half, const Prepar
 template <class KV, class From> BODY void qkv(const From& from, const Heads<KV>& h, int id) {
     const int block = blockIdx.x, k = block < h.blocks[0] ? 0 : block < h.blocks[0] + h.blocks[1] ? 1 : 2;
     const Rows rows = rows_of_block(h, k, id);
+    const int apart = k < 2 ? h.hd / 2 : 1;  // the rows of a pair
     Prepared* prepared = reinterpret_cast<Prepared*>(epilogue_room(id));
     const auto biases = [&](int i) {
         const float* bias = pick(h.bias, k) + rows.first(rows.from + i);
         copy_async<4>(shared_address(&prepared[i].bias_a), bias);
-        copy_async<4>(shared_address(&prepared[i].bias_b), bias + rows.half);
+        copy_async<4>(shared_address(&prepared[i].bias_b), bias + apart);
     };
     const auto angles = [&](int i) {
         if (k == 2) return;
         prepared[i].angle = rope_angle(h.position, rows.first(rows.from + i) % h.hd, h.hd, h.base, h.scale, 1.0f);
     };
-    product(rows, from, id, biases, angles, [&](int unit, float a, float b) {
-        if (threadIdx.x % WARP == 0)
-            finish_pair(h, k, rows.first(unit), rows.half, prepared[unit - rows.from], a, b);
+    product(rows, from, id, biases, angles, [&](int unit, float a, float b, bool real) {
+        finish_pair(h, k, rows.first(unit), apart, prepared[unit - rows.from], a, b, real);
     });
 }
 

@@ -1,126 +1,134 @@
 // The core of decode's matmuls: a persistent block streams its share of a matrix's rows through shared memory and
 // multiplies it, in integers (dp4a), with one token's q8 activations, which lie in shared memory as well.
 //
-// The unit of work is a pair of rows: neighbours, a RoPE pair, or gate and up. A warp takes SPAN superblocks of both
-// rows at once, an *item*, and has STAGES items under way in a ring of its own. The items of a block's units, one after
-// the other, are shared evenly by its warps, so a unit may be begun by one warp and ended by another. Weights depend on
-// no kernel, so the ring is filled before the wait for the previous kernel.
+// The unit of work is a pair of rows: neighbours, a RoPE pair, or gate and up. SPAN superblocks of both rows are an
+// *item*, and a block's items, unit by unit, go to its warps in turn, so that the block reads on at one place: warps with
+// rows of their own, 2,112 places in all, get 3% less from the memory (analysis/log.md). A warp has STAGES items under way
+// in a ring of its own. Weights depend on no kernel, so the ring is filled before the wait for the previous kernel. An
+// item's sums go to shared memory, and a unit's are added up in order: its bits depend on no geometry.
 #include "stream_types.cuh"
 
-// Some rows of one type. Unit u is row first(u) and the one delta bytes behind it: with half = 1 and step = 2
-// neighbours, with half a head and step a head RoPE pairs, with half = step = 1 and delta to another matrix gate and up.
+// Some rows of one type. Unit u is row first(u) and the one delta bytes behind it: neighbours are 2u and 2u + 1; of gate
+// and up, delta to another matrix, both are row u; RoPE pairs are half a head apart.
 struct Rows {
+    static constexpr int WHOLE = 1 << 30;  // half of what is no head
     const u8* w;
     size_t delta;  // bytes
-    int type, half, step;  // type: 4 or 6
+    int type, step, half;  // type: 4 or 6
     int from, to;  // units of this block
-    BODY int first(int unit) const { return unit / half * step + unit % half; }
+    BODY int first(int unit) const { return step * unit + unit / half * half; }
 };
 
+// Where a warp is among its items.
+struct Walk {
+    int per;  // items of a unit
+    int units, more;  // to the warp's next item: so many units, and items
+    int row, within, at;  // the unit's first row, its place among `half`, and the item's place in the unit
+    int left;  // items
+    BODY void go_on(const Rows& rows) {
+        at += more;
+        const int over = at >= per, by = units + over;
+        if (over) at -= per;
+        row += by * rows.step;
+        for (within += by; within >= rows.half; within -= rows.half) row += rows.half;
+        left--;
+    }
+};
+
+// Its next item, of those that are in the ring or on the way there: where in the ring, which, and its place in the unit.
+struct Place {
+    Shared stage;
+    int item, at;
+};
+
+// The sums of a in the lower half of the warp's lanes, of b in the upper.
+BODY float warp_sums(float2 v, int lane) {
+    const bool upper = lane >= WARP / 2;
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(ALL_LANES, upper ? v.x : v.y, WARP / 2);
+#pragma unroll
+    for (int k = WARP / 4; k > 0; k /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, k);
+    return sum;
+}
+
 struct Stream {
+    static constexpr int ROOM = 512;  // items whose sums are kept
     Plane plane;
     Shared ring;  // this warp's
-    float (*part)[2][2];  // per warp: sums of the unit at its beginning and at its end, when it has only a part of it
+    float* sums;  // two an item
     int superblocks, warp, lane;
 
-    template <class T> BODY int of_unit() const { return (superblocks + T::SPAN - 1) / T::SPAN; }  // items
-    template <class T> BODY int item(const Rows& rows, int of_warp) const {
-        return (rows.to - rows.from) * of_unit<T>() * of_warp / STREAM_WARPS;
-    }
-
-    // The copying side: unit by unit, item by item, STAGES ahead of the products.
-    template <class T> struct Ahead {
-        typename T::Source source;
-        int unit, left_of_unit, left;
-    };
-
-    template <class T> BODY void enter(Ahead<T>& ahead, const Rows& rows, int item) const {
-        const u8* row = rows.w + T::row_bytes(superblocks) * rows.first(ahead.unit);
-        ahead.source.begin(row, rows.delta, item, superblocks, lane);
-        ahead.left_of_unit = of_unit<T>() - item;
-    }
-
-    template <class T> BODY Ahead<T> ahead_at(const Rows& rows, int at, int end) const {
-        Ahead<T> ahead;
-        const u32 per = of_unit<T>(), unit = static_cast<u32>(at) / per;
-        ahead.unit = rows.from + unit, ahead.left = end - at;
-        enter(ahead, rows, at - unit * per);
-        return ahead;
-    }
-
-    template <class T> BODY void copy(Ahead<T>& ahead, const Rows& rows, Shared stage) const {
-        if (ahead.left > 0) {
-            ahead.source.copy(stage, superblocks, lane);
-            ahead.left--;
-            ahead.source.advance();
-            if (--ahead.left_of_unit == 0) ahead.unit++, enter(ahead, rows, 0);
+    template <class T> BODY void copy(Walk& walk, const Rows& rows, Shared stage) const {
+        if (walk.left > 0) {
+            const u8* row = rows.w + T::row_bytes(superblocks) * static_cast<u32>(walk.row);
+            T::copy(stage, row, rows.delta, walk.at, superblocks, lane);
+            walk.go_on(rows);
         }
         close_group();
     }
 
-    template <class T> BODY void prime(const Rows& rows) const {
-        Ahead<T> ahead = ahead_at<T>(rows, item<T>(rows, warp), item<T>(rows, warp + 1));
+    template <class T> BODY Walk prime(const Rows& rows) const {
+        const u32 per = (superblocks + T::SPAN - 1) / T::SPAN, turn = STREAM_WARPS / per, skipped = warp / per;
+        const int unit = rows.from + skipped, heads = unit / rows.half, items = (rows.to - rows.from) * per;
+        Walk walk = {static_cast<int>(per), static_cast<int>(turn), static_cast<int>(STREAM_WARPS - turn * per),
+                     rows.step * unit + heads * rows.half, unit - heads * rows.half,
+                     static_cast<int>(warp - skipped * per), (items - warp + STREAM_WARPS - 1) / STREAM_WARPS};
 #pragma unroll
-        for (int i = 0; i < T::STAGES; i++) copy(ahead, rows, ring + i * T::STAGE);
+        for (int i = 0; i < T::STAGES; i++) copy<T>(walk, rows, ring + i * T::STAGE);
+        return walk;
     }
 
-    // After prime, once the plane is there. `finish(unit, a, b)`: a whole warp is given a unit's two products. The
-    // block's threads meet in here.
-    template <class T, class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
-        const int begin = item<T>(rows, warp), end = item<T>(rows, warp + 1), per = of_unit<T>();
+    // The warp's items up to `end`, and their sums, of which the first is that of item `kept`.
+    template <class T> BODY void items(Place& place, Walk& walk, const Rows& rows, int end, int kept) const {
         constexpr int step = T::SPAN / QUAD * Plane::BYTES;
         const Shared first = shared_address(plane.quads), last = ring + T::STAGES * T::STAGE;
-        Ahead<T> ahead = ahead_at<T>(rows, begin + T::STAGES, end);
-        int unit = static_cast<u32>(begin) / static_cast<u32>(per), at = begin - unit * per;
-        unit += rows.from;
-        Shared stage = ring, x = first + at * step;
-        bool whole = at == 0;
-        float2 sum = {0.0f, 0.0f};
-        for (int left = end - begin; left > 0;) {
+        for (; place.item < end; place.item += STREAM_WARPS) {
             wait_for_groups<T::STAGES - 1>();
             __syncwarp();
-            T::dot(sum, stage, x, lane, superblocks - at * T::SPAN);
+            const float2 product = T::dot(place.stage, first + place.at * step, lane, superblocks - place.at * T::SPAN);
             __syncwarp();
-            copy(ahead, rows, stage);
-            stage += T::STAGE;
-            if (stage == last) stage = ring;
-            left--, at++, x += step;
-            if (at < per && left > 0) continue;
-            hand_over(sum, whole, at == per, unit, finish);
-            if (at < per) break;
-            unit++, at = 0, x = first, whole = true, sum = {0.0f, 0.0f};
+            copy<T>(walk, rows, place.stage);
+            const float sum = warp_sums(product, lane);
+            if (lane % (WARP / 2) == 0) sums[2 * (place.item - kept) + lane / (WARP / 2)] = sum;
+            place.stage += T::STAGE;
+            if (place.stage == last) place.stage = ring;
+            place.at += walk.more;
+            if (place.at >= walk.per) place.at -= walk.per;
         }
-        __syncthreads();
-        if (end > begin && whole && at > 0 && at < per) gather<T>(rows, unit, end, finish);
-        __syncthreads();
     }
 
-    // The end of a unit, or of the warp's share of it.
-    template <class Finish>
-    BODY void hand_over(float2 sum, bool begun, bool ended, int unit, const Finish& finish) const {
-        sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
-        if (begun && ended)
-            finish(unit, sum.x, sum.y);
-        else if (lane == 0)
-            part[warp][begun][0] = sum.x, part[warp][begun][1] = sum.y;  // [0]: begun by an earlier warp
-    }
-
-    // The unit that this warp began and later ones went on with: their sums in warp order.
-    template <class T, class Finish>
-    BODY void gather(const Rows& rows, int unit, int end, const Finish& finish) const {
-        const int last = (unit + 1 - rows.from) * of_unit<T>();
-        float a = part[warp][1][0], b = part[warp][1][1];
-        for (int w = warp + 1; end < last; w++) {
-            const int next = item<T>(rows, w + 1);
-            if (next > end) a += part[w][0][0], b += part[w][0][1];
-            end = next;
+    // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products; `close(real)`
+    // comes last. The block's threads meet before each. Both are called before `begin` as well, when nothing is real yet:
+    // code that runs for the first time has to be fetched, and then the block waits for the previous kernel anyway.
+    template <class Begin, class Finish, class Close>
+    BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish, const Close& close) const {
+        const int per = walk.per, units = rows.to - rows.from, room = static_cast<u32>(ROOM) / static_cast<u32>(per);
+        Place place = {ring, warp, static_cast<int>(static_cast<u32>(warp) % static_cast<u32>(per))};
+        if (!REHEARSED) {
+            begin();
+            __syncthreads();
         }
-        finish(unit, a, b);
+        for (int done = REHEARSED ? -room : 0; done < units; done += room) {
+            const bool real = done >= 0;
+            const int first = max(done, 0), more = min(room, units - first), end = (first + more) * per;
+            if (real)
+                rows.type == 4 ? items<StreamQ4K>(place, walk, rows, end, first * per)
+                               : items<StreamQ6K>(place, walk, rows, end, first * per);
+            __syncthreads();
+            for (int u = threadIdx.x; u < more; u += STREAM_THREADS) {
+                const float2* part = reinterpret_cast<const float2*>(sums) + u * per;
+                float2 sum = part[0];
+                for (int i = 1; i < per; i++) sum.x += part[i].x, sum.y += part[i].y;
+                finish(rows.from + first + u, sum.x, sum.y, real);
+            }
+            __syncthreads();
+            if (!real || done + room >= units) close(real);
+            if (!real) {
+                begin();
+                __syncthreads();
+            }
+        }
     }
 
     // Type by number, so that q, k and v may differ.
-    BODY void prime(const Rows& rows) const { rows.type == 4 ? prime<StreamQ4K>(rows) : prime<StreamQ6K>(rows); }
-    template <class Finish> BODY void run(const Rows& rows, const Finish& finish) const {
-        rows.type == 4 ? run<StreamQ4K>(rows, finish) : run<StreamQ6K>(rows, finish);
-    }
+    BODY Walk prime(const Rows& rows) const { return rows.type == 4 ? prime<StreamQ4K>(rows) : prime<StreamQ6K>(rows); }
 };

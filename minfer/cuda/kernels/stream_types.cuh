@@ -1,12 +1,11 @@
 // The types of weight that stream: how an item of two rows comes into shared memory, and its products with the plane.
 #include "stream_plane.cuh"
 
-// Bytes of a warp's ring, and how many items of each type it holds. STREAM_SMALL: for 99 KB of shared memory a block.
-#ifdef STREAM_SMALL
-inline constexpr int RING = 3456, Q4_STAGES = 1, Q6_STAGES = 2;
-#else
-inline constexpr int RING = 6912, Q4_STAGES = 3, Q6_STAGES = 4;
+// Bytes of a warp's ring (kernels.py: stream_ring): items of either type, as many as fit.
+#ifndef STREAM_RING
+#define STREAM_RING 9216
 #endif
+inline constexpr int RING = STREAM_RING;
 
 BODY int dot16(uint4 w, uint4 x, int sum) {
     sum = __dp4a(static_cast<int>(w.x), static_cast<int>(x.x), sum);
@@ -39,44 +38,33 @@ BODY float2 halves(u32 v) { return __half22float2(*reinterpret_cast<const __half
 //   SPAN           superblocks of an item's row, a multiple of QUAD
 //   STAGE, STAGES  bytes of an item, items in a ring
 //   row_bytes      of a row of so many superblocks
-//   Source         what a warp copies: `begin` a unit at an item, `copy` both its rows, `advance` to the next
-//   dot            adds a lane's part of both rows' products; x: the item's first quad of the plane
+//   copy           a unit's item, both its rows, by a warp
+//   dot            a lane's part of both rows' products; x: the item's first quad of the plane
 struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 128 of nibbles
-    static constexpr int SPAN = 8, BLOCK = 144, ROW = SPAN * BLOCK, STAGE = 2 * ROW, STAGES = Q4_STAGES;
+    static constexpr int SPAN = 8, BLOCK = 144, ROW = SPAN * BLOCK, STAGE = 2 * ROW, STAGES = RING / STAGE;
     static BODY size_t row_bytes(int superblocks) { return static_cast<size_t>(superblocks) * BLOCK; }
 
-    struct Source {
-        const u8* from;  // this lane's first chunk of the item
-        size_t delta;
-        int chunks;  // of the row, from there on
-        BODY void begin(const u8* row, size_t to_second, int item, int superblocks, int lane) {
-            from = row + item * ROW + 16 * lane, delta = to_second;
-            chunks = (superblocks - item * SPAN) * (BLOCK / 16) - lane;
-        }
-        BODY void advance() { from += ROW, chunks -= ROW / 16; }
-        BODY void copy(Shared to, int, int lane) const {
-            to += 16 * lane;
+    static BODY void copy(Shared to, const u8* row, size_t delta, int item, int superblocks, int lane) {
+        row += item * ROW + 16 * lane, to += 16 * lane;
+        const int chunks = (superblocks - item * SPAN) * (BLOCK / 16) - lane;  // of the row, from this lane's first on
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const u8* row = r ? from + delta : from;
-                if (chunks > 0) copy_async<16>(to + r * ROW, row);
-                if (chunks > 32) copy_async<16>(to + r * ROW + 512, row + 512);
-                if (chunks > 64 && lane < ROW / 16 - 64) copy_async<16>(to + r * ROW + 1024, row + 1024);
-            }
+        for (int r = 0; r < 2; r++, row += delta, to += ROW) {
+            if (chunks > 0) copy_async<16>(to, row);
+            if (chunks > 32) copy_async<16>(to + 512, row + 512);
+            if (chunks > 64 && lane < ROW / 16 - 64) copy_async<16>(to + 1024, row + 1024);
         }
-    };
+    }
 
     // Four lanes a superblock, both rows.
-    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
-        if (lane / 4 >= superblocks_left) return;
+    static BODY float2 dot(Shared stage, Shared x, int lane, int superblocks_left) {
+        if (lane / 4 >= superblocks_left) return {0.0f, 0.0f};
         x += lane / Plane::LANES * Plane::BYTES + 16 * (lane % Plane::LANES);
         uint4 v[4];
 #pragma unroll
         for (int t = 0; t < 4; t++) v[t] = shared_load16(x + t * Plane::CHUNKS);
         const float4 scale = as_floats(shared_load16(x + Plane::SCALES));
         const Shared block = stage + lane / 4 * BLOCK;
-        sum.x += dot_row(block, v, scale, lane % 4);
-        sum.y += dot_row(block + ROW, v, scale, lane % 4);
+        return {dot_row(block, v, scale, lane % 4), dot_row(block + ROW, v, scale, lane % 4)};
     }
 
     static BODY float dot_row(Shared block, const uint4 (&x)[4], float4 scale, int j) {
@@ -100,39 +88,31 @@ struct StreamQ4K {  // 144 bytes a superblock, as stored: 16 bytes of scales, 12
 struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
     static constexpr int QL = 128, QH = 64, SC = 16, D = 2;  // bytes a superblock
     static constexpr int UPPER = 2 * QUAD * QL, SCALES = UPPER + 2 * QUAD * QH;  // of both rows
-    static constexpr int SPAN = QUAD, DS = SCALES + 2 * QUAD * SC, STAGE = DS + 2 * QUAD * D, STAGES = Q6_STAGES;
+    static constexpr int SPAN = QUAD, DS = SCALES + 2 * QUAD * SC, STAGE = DS + 2 * QUAD * D, STAGES = RING / STAGE;
     static BODY size_t row_bytes(int superblocks) {
         return static_cast<size_t>(superblocks) * (QL + QH + SC) + (superblocks * D + 15) / 16 * 16;
     }
 
     // Nibbles by the whole warp, row after row; the rest half a warp a row.
-    struct Source {
-        const u8* row;
-        size_t delta;
-        int quad, left;  // superblocks of the row, from the quad on
-        BODY void begin(const u8* at, size_t to_second, int first, int superblocks, int) {
-            row = at, delta = to_second, quad = first, left = superblocks - first * QUAD;
+    static BODY void copy(Shared to, const u8* row, size_t delta, int item, int superblocks, int lane) {
+        const int half = lane / Plane::LANES, l = lane % Plane::LANES, sc = superblocks * (QL + QH);
+        const int left = superblocks - item * QUAD;  // superblocks of the row, from the item on
+        const u8 *nibbles = row + (item * (QUAD * QL) + 16 * lane), *mine = half ? row + delta : row;
+        if (lane < left * (QL / 16)) {
+            copy_async<16>(to + 16 * lane, nibbles);
+            copy_async<16>(to + QUAD * QL + 16 * lane, nibbles + delta);
         }
-        BODY void advance() { quad++, left -= QUAD; }
-        BODY void copy(Shared to, int superblocks, int lane) const {
-            const int half = lane / Plane::LANES, l = lane % Plane::LANES, sc = superblocks * (QL + QH);
-            const u8 *nibbles = row + (quad * (QUAD * QL) + 16 * lane), *mine = half ? row + delta : row;
-            if (lane < left * (QL / 16)) {
-                copy_async<16>(to + 16 * lane, nibbles);
-                copy_async<16>(to + QUAD * QL + 16 * lane, nibbles + delta);
-            }
-            if (l < left * (QH / 16))
-                copy_async<16>(to + UPPER + 16 * lane, mine + (superblocks * QL + quad * (QUAD * QH) + 16 * l));
-            if (l < min(left, QUAD))
-                copy_async<16>(to + SCALES + half * (QUAD * SC) + 16 * l, mine + (sc + quad * (QUAD * SC) + 16 * l));
-            if (l == QUAD)
-                copy_async<8>(to + DS + half * (QUAD * D), mine + (sc + superblocks * SC + quad * (QUAD * D)));
-        }
-    };
+        if (l < left * (QH / 16))
+            copy_async<16>(to + UPPER + 16 * lane, mine + (superblocks * QL + item * (QUAD * QH) + 16 * l));
+        if (l < min(left, QUAD))
+            copy_async<16>(to + SCALES + half * (QUAD * SC) + 16 * l, mine + (sc + item * (QUAD * SC) + 16 * l));
+        if (l == QUAD) copy_async<8>(to + DS + half * (QUAD * D), mine + (sc + superblocks * SC + item * (QUAD * D)));
+    }
 
     // Lane s = 2j + h of a superblock's eight has chunks t = h and 2 + h of the plane's lane 4 * superblock + j.
-    static BODY void dot(float2& sum, Shared stage, Shared x, int lane, int superblocks_left) {
-        if (lane / 8 >= superblocks_left) return;
+    static BODY float2 dot(Shared stage, Shared x, int lane, int superblocks_left) {
+        float2 sum = {0.0f, 0.0f};
+        if (lane / 8 >= superblocks_left) return sum;
         const int h = lane % 2;
         x += 16 * (lane / 2);
         const uint4 low = shared_load16(x + h * Plane::CHUNKS), high = shared_load16(x + (2 + h) * Plane::CHUNKS);
@@ -151,8 +131,9 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
             const float b = fmaf(d_high, static_cast<float>(dot16(six(shifted(q, 4), bits.y), high, 0)), s_high);
             const float sc_low = static_cast<i8>(sc), sc_high = static_cast<i8>(sc >> 8);
             const float product = fmaf(sc_low, a, sc_high * b);
-            (r ? sum.y : sum.x) += __half2float(__ushort_as_half(dw)) * product;
+            (r ? sum.y : sum.x) = __half2float(__ushort_as_half(dw)) * product;
         }
+        return sum;
     }
 
     static BODY u32 upper(u32 bits, int k) { return (k < 2 ? bits << (4 - 2 * k) : bits >> (2 * k - 4)) & 0x30303030u; }
@@ -161,5 +142,5 @@ struct StreamQ6K {  // row planes (quants.cuh): nibbles, upper bits, scales, d
         return make_uint4(w.x | upper(bits, 0), w.y | upper(bits, 1), w.z | upper(bits, 2), w.w | upper(bits, 3));
     }
 };
-inline constexpr int LEAST_STAGES = Q4_STAGES < Q6_STAGES ? Q4_STAGES : Q6_STAGES;
-static_assert(StreamQ4K::STAGES * StreamQ4K::STAGE <= RING && StreamQ6K::STAGES * StreamQ6K::STAGE <= RING, "ring");
+inline constexpr int LEAST_STAGES = StreamQ4K::STAGES < StreamQ6K::STAGES ? StreamQ4K::STAGES : StreamQ6K::STAGES;
+static_assert(LEAST_STAGES > 0, "ring");
