@@ -24,14 +24,12 @@ struct Walk {
     int per;  // items of a unit
     int units, more;  // to the warp's next item: so many units, and items
     int row, within, at;  // the unit's first row, its place among `half`, and the item's place in the unit
-    int left;  // items
     BODY void go_on(const Rows& rows) {
         at += more;
         const int over = at >= per, by = units + over;
         if (over) at -= per;
         row += by * rows.step;
         for (within += by; within >= rows.half; within -= rows.half) row += rows.half;
-        left--;
     }
 };
 
@@ -57,8 +55,9 @@ struct Stream {
     float* sums;  // two an item
     int superblocks, warp, lane;
 
-    template <class T> BODY void copy(Walk& walk, const Rows& rows, Shared stage) const {
-        if (walk.left > 0) {
+    // Item `item` of the block, if there are so many.
+    template <class T> BODY void copy(Walk& walk, const Rows& rows, int item, Shared stage) const {
+        if (item < (rows.to - rows.from) * walk.per) {
             const u8* row = rows.w + T::row_bytes(superblocks) * static_cast<u32>(walk.row);
             T::copy(stage, row, rows.delta, walk.at, superblocks, lane);
             walk.go_on(rows);
@@ -68,12 +67,12 @@ struct Stream {
 
     template <class T> BODY Walk prime(const Rows& rows) const {
         const u32 per = (superblocks + T::SPAN - 1) / T::SPAN, turn = STREAM_WARPS / per, skipped = warp / per;
-        const int unit = rows.from + skipped, heads = unit / rows.half, items = (rows.to - rows.from) * per;
+        const int unit = rows.from + skipped, heads = unit / rows.half;
         Walk walk = {static_cast<int>(per), static_cast<int>(turn), static_cast<int>(STREAM_WARPS - turn * per),
                      rows.step * unit + heads * rows.half, unit - heads * rows.half,
-                     static_cast<int>(warp - skipped * per), (items - warp + STREAM_WARPS - 1) / STREAM_WARPS};
+                     static_cast<int>(warp - skipped * per)};
 #pragma unroll
-        for (int i = 0; i < T::STAGES; i++) copy<T>(walk, rows, ring + i * T::STAGE);
+        for (int i = 0; i < T::STAGES; i++) copy<T>(walk, rows, warp + i * STREAM_WARPS, ring + i * T::STAGE);
         return walk;
     }
 
@@ -86,7 +85,7 @@ struct Stream {
             __syncwarp();
             const float2 product = T::dot(place.stage, first + place.at * step, lane, superblocks - place.at * T::SPAN);
             __syncwarp();
-            copy<T>(walk, rows, place.stage);
+            copy<T>(walk, rows, place.item + T::STAGES * STREAM_WARPS, place.stage);
             const float sum = warp_sums(product, lane);
             if (lane % (WARP / 2) == 0) sums[2 * (place.item - kept) + lane / (WARP / 2)] = sum;
             place.stage += T::STAGE;
