@@ -20,7 +20,7 @@ ACTIVATIONS = "MINFER_NO_STREAM_NORM"
 
 TYPES = {"Q4_K": 4, "Q6_K": 6}  # with their number in the kernels
 OPS = ("stream_matmul", "stream_add", "stream_glu", "stream_qkv")
-KEPT = 2048  # floats of shared memory left for an epilogue: more than any model's rows a block
+KEPT = 1536  # floats of shared memory left for an epilogue: more than any model's rows a block
 RUN = 32  # values that share a scale
 
 

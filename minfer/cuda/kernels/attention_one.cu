@@ -257,10 +257,10 @@ template <class W, int DIM, int H> BODY void share_sums(W& walk, Shared& s) {
 }
 
 // The block's result for `heads` heads: into `out` if no other block has keys, else a record. A float4 a thread.
-template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, int head, int heads, bool pass) {
+template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, int head, int heads) {
     const int h = threadIdx.x / (DIM / 4), f = threadIdx.x % (DIM / 4) * 4;
     if (h >= heads) return;  // whole warps
-    const bool real = pass && f < c.shape.head_dim;
+    const bool real = f < c.shape.head_dim;
     float4 acc = s.acc[0][threadIdx.x];
     float sum = s.sum[0][h], most = s.most[0][h];
 #pragma unroll
@@ -280,33 +280,31 @@ template <int DIM, class C> BODY void write_sums(const C& c, const Shared& s, in
 
 // Query heads `head`..`head + heads - 1`, all of this block's kv head, over its keys; heads <= H.
 template <int DIM, int H, class KV, class Out>
-BODY void attend(const Call<KV, Out>& c, Shared& s, int head, int heads, bool real) {
+BODY void attend(const Call<KV, Out>& c, Shared& s, int head, int heads) {
     using W = Walk<KV, DIM, H>;
     constexpr int BLOCK_STEP = WARPS * W::STEP;
     const int warp = threadIdx.x / WARP, last = c.run.last;
     W walk(c);
     int at = c.run.first + warp * W::STEP;
-    if (real) {
-        const bool old = at + W::STEP < c.run.n_kv;  // without the newest key: in the cache since earlier steps
-        if (at < last && old) walk.load_keys(at);
-        wait_for_previous();
-        const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
-        if (at < last && !old) walk.load_keys(at);
-        if (threadIdx.x < CARRIED / 4)
-            s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
-        __syncthreads();
-    }
-    for (; at < last; at += real ? BLOCK_STEP : last) {
+    const bool old = at + W::STEP < c.run.n_kv;  // without the newest key: in the cache since earlier steps
+    if (at < last && old) walk.load_keys(at);
+    wait_for_previous();
+    const float4 query = read_query<DIM>(c.q + head * c.shape.head_dim, heads, c.shape.head_dim);
+    if (at < last && !old) walk.load_keys(at);
+    if (threadIdx.x < CARRIED / 4)
+        s.query[W::query_place(threadIdx.x / (DIM / 4), threadIdx.x % (DIM / 4) * 4)] = query;
+    __syncthreads();
+    for (; at < last; at += BLOCK_STEP) {
         float score[W::KEYS];
-        if (real) walk.load_values(at);
+        walk.load_values(at);
         __syncwarp();  // the weights of the step before have been read; and the compiler leaves the loads up there
         walk.score(s.query, score);
-        if (real && at + BLOCK_STEP < last) walk.load_keys(at + BLOCK_STEP);
+        if (at + BLOCK_STEP < last) walk.load_keys(at + BLOCK_STEP);
         walk.soften(score, at, s.weight[warp]);
         walk.add_values(s.weight[warp]);
     }
     share_sums<W, DIM, H>(walk, s);
-    write_sums<DIM>(c, s, head, heads, real);
+    write_sums<DIM>(c, s, head, heads);
 }
 
 // The records of one head, added up by a warp; a lane has a float4 of features. Reads past L1: other blocks wrote them.
@@ -339,9 +337,7 @@ template <class Out> BODY void combine(Records records, const Out& out, int head
 // each, the compiler needs up to 246 registers.
 template <int DIM, int H, class KV, class Out>
 BODY void attend_group(const Call<KV, Out>& c, Shared& s, int head, int group, int each) {
-#pragma unroll 1
-    for (int g = REHEARSE_ATT && sizeof(KV) == 2 ? -each : 0; g < group; g += each)
-        attend<DIM, H>(c, s, head + max(g, 0), min(each, group - max(g, 0)), g >= 0);
+    for (int g = 0; g < group; g += each) attend<DIM, H>(c, s, head + g, min(each, group - g));
 }
 
 template <class KV, class Out> BODY void attention_one(const Call<KV, Out>& c, u32* counters) {

@@ -31,9 +31,9 @@ BODY void wait_for_previous() {
 // Whether kernels go through code once before they wait, with what happens to be there: instructions come from memory, too.
 // The emulator would report every such read.
 #if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
-inline constexpr bool REHEARSED = true, REHEARSE_FROM = true, REHEARSE_ATT = true;
+inline constexpr bool REHEARSED = true;
 #else
-inline constexpr bool REHEARSED = false, REHEARSE_FROM = false, REHEARSE_ATT = false;
+inline constexpr bool REHEARSED = false;
 #endif
 
 BODY float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }  // p: 16-byte aligned

@@ -15,21 +15,17 @@
 struct FromPlane {
     const u8* q8;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id, bool real) const {
-        if (real) copy_plane(plane, q8, id);
-    }
+    BODY void operator()(const Plane& plane, int id) const { copy_plane(plane, q8, id); }
 };
 struct FromRow {
     const float* x;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id, bool real) const { quantize_row(plane, x, id, real); }
+    BODY void operator()(const Plane& plane, int id) const { quantize_row(plane, x, id); }
 };
 struct FromQuads {
     const u8* quads;
     BODY void prepare(int) {}
-    BODY void operator()(const Plane& plane, int id, bool real) const {
-        if (real) copy_quads(plane, quads, id);
-    }
+    BODY void operator()(const Plane& plane, int id) const { copy_quads(plane, quads, id); }
 };
 typedef Norm FromNorm;
 
@@ -68,16 +64,13 @@ BODY Rows neighbours(const u8* w, int type, int id, int units) {
 struct Nothing {
     BODY void operator()(int) const {}
 };
-struct Closed {
-    BODY void operator()(bool) const {}
-};
 
 // `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to copy
 // what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them comes late.
 // `compute` works while the weights come. Then `finish` is given every unit's products, by the same thread.
-template <class From, class Fetch, class Compute, class Finish, class Close = Closed>
+template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
-                  const Finish& finish, const Close& close = {}) {
+                  const Finish& finish) {
     const Stream stream = open_stream(id);
     from.prepare(id);
     for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) fetch(i);
@@ -85,14 +78,11 @@ BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const
     const Walk walk = stream.prime(rows);
     for (int i = threadIdx.x; i < rows.to - rows.from; i += STREAM_THREADS) compute(i);
     const auto begin = [&] {
-#pragma unroll 1
-        for (int pass = REHEARSE_FROM ? 0 : 1; pass < 2; pass++) {
-            if (pass) wait_for_previous();
-            from(stream.plane, id, pass);
-        }
+        wait_for_previous();
+        from(stream.plane, id);
         wait_for_groups<LEAST_STAGES>();  // what this thread has fetched is there, for all of them
     };
-    stream.run(rows, walk, begin, finish, close);
+    stream.run(rows, walk, begin, finish);
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
@@ -121,8 +111,8 @@ BODY void glu(const From& from, const u8* gate, const u8* up, u8* quads, int id,
     const int first = mine.x * Q8_VALUES, last = mine.y * Q8_VALUES;
     float* kept = epilogue_room(id);
     product({gate, static_cast<size_t>(up - gate), type, 1, Rows::WHOLE, first, last}, from, id, Nothing(), Nothing(),
-            [&](int unit, float a, float b, bool) { kept[unit - first] = swiglu(a, b); },
-            [&](bool real) { write_plane(quads, kept, first, last - first, real); });
+            [&](int unit, float a, float b, bool) { kept[unit - first] = swiglu(a, b); });
+    write_plane(quads, kept, first, last - first);
 }
 
 // --- q, k and v ------------------------------------------------------------------------------------------------------

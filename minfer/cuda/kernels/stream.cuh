@@ -24,12 +24,14 @@ struct Walk {
     int per;  // items of a unit
     int units, more;  // to the warp's next item: so many units, and items
     int row, within, at;  // the unit's first row, its place among `half`, and the item's place in the unit
+    int left;  // items
     BODY void go_on(const Rows& rows) {
         at += more;
         const int over = at >= per, by = units + over;
         if (over) at -= per;
         row += by * rows.step;
         for (within += by; within >= rows.half; within -= rows.half) row += rows.half;
+        left--;
     }
 };
 
@@ -55,9 +57,8 @@ struct Stream {
     float* sums;  // two an item
     int superblocks, warp, lane;
 
-    // Item `item` of the block, if there are so many.
-    template <class T> BODY void copy(Walk& walk, const Rows& rows, int item, Shared stage) const {
-        if (item < (rows.to - rows.from) * walk.per) {
+    template <class T> BODY void copy(Walk& walk, const Rows& rows, Shared stage) const {
+        if (walk.left > 0) {
             const u8* row = rows.w + T::row_bytes(superblocks) * static_cast<u32>(walk.row);
             T::copy(stage, row, rows.delta, walk.at, superblocks, lane);
             walk.go_on(rows);
@@ -67,12 +68,12 @@ struct Stream {
 
     template <class T> BODY Walk prime(const Rows& rows) const {
         const u32 per = (superblocks + T::SPAN - 1) / T::SPAN, turn = STREAM_WARPS / per, skipped = warp / per;
-        const int unit = rows.from + skipped, heads = unit / rows.half;
+        const int unit = rows.from + skipped, heads = unit / rows.half, items = (rows.to - rows.from) * per;
         Walk walk = {static_cast<int>(per), static_cast<int>(turn), static_cast<int>(STREAM_WARPS - turn * per),
                      rows.step * unit + heads * rows.half, unit - heads * rows.half,
-                     static_cast<int>(warp - skipped * per)};
+                     static_cast<int>(warp - skipped * per), (items - warp + STREAM_WARPS - 1) / STREAM_WARPS};
 #pragma unroll
-        for (int i = 0; i < T::STAGES; i++) copy<T>(walk, rows, warp + i * STREAM_WARPS, ring + i * T::STAGE);
+        for (int i = 0; i < T::STAGES; i++) copy<T>(walk, rows, ring + i * T::STAGE);
         return walk;
     }
 
@@ -85,7 +86,7 @@ struct Stream {
             __syncwarp();
             const float2 product = T::dot(place.stage, first + place.at * step, lane, superblocks - place.at * T::SPAN);
             __syncwarp();
-            copy<T>(walk, rows, place.item + T::STAGES * STREAM_WARPS, place.stage);
+            copy<T>(walk, rows, place.stage);
             const float sum = warp_sums(product, lane);
             if (lane % (WARP / 2) == 0) sums[2 * (place.item - kept) + lane / (WARP / 2)] = sum;
             place.stage += T::STAGE;
@@ -95,13 +96,15 @@ struct Stream {
         }
     }
 
-    // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products; `close(real)`
-    // comes last. The block's threads meet before each. Both are called before `begin` as well, when nothing is real yet:
-    // code that runs for the first time has to be fetched, and then the block waits for the previous kernel anyway.
-    template <class Begin, class Finish, class Close>
-    BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish, const Close& close) const {
+    // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products. The block's
+    // threads meet in here. The end of a round is gone through once before `begin`, when nothing is real yet: code that runs
+    // for the first time has to be fetched, and then the block waits for the previous kernel anyway.
+    template <class Begin, class Finish>
+    BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish) const {
         const int per = walk.per, units = rows.to - rows.from, room = static_cast<u32>(ROOM) / static_cast<u32>(per);
-        Place place = {ring, warp, static_cast<int>(static_cast<u32>(warp) % static_cast<u32>(per))};
+        // known before the wait; a unit's items are not divided by again behind it
+        const Place start = {ring, warp, static_cast<int>(static_cast<u32>(warp) % static_cast<u32>(per))};
+        Place place = start;
         if (!REHEARSED) {
             begin();
             __syncthreads();
@@ -119,12 +122,8 @@ struct Stream {
                 for (int i = 1; i < per; i++) sum.x += part[i].x, sum.y += part[i].y;
                 finish(rows.from + first + u, sum.x, sum.y, real);
             }
+            if (!real) begin(), place = start;
             __syncthreads();
-            if (!real || done + room >= units) close(real);
-            if (!real) {
-                begin();
-                __syncthreads();
-            }
         }
     }
 

@@ -9,12 +9,12 @@ BODY float4 load4_fresh(const float* p) { return __ldcg(reinterpret_cast<const f
 
 inline constexpr int HELD = 3;  // float4 of a row that a thread keeps under way
 
-BODY void quantize_row(const Plane& plane, const float* x, int id, bool real) {
+BODY void quantize_row(const Plane& plane, const float* x, int id) {
     for (int first = threadIdx.x; first < id / 4; first += HELD * STREAM_THREADS) {
-        float4 v[HELD] = {};
+        float4 v[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; k++)
-            if (real && first + k * STREAM_THREADS < id / 4) v[k] = load4_fresh(x + 4 * (first + k * STREAM_THREADS));
+            if (first + k * STREAM_THREADS < id / 4) v[k] = load4_fresh(x + 4 * (first + k * STREAM_THREADS));
 #pragma unroll
         for (int k = 0; k < HELD; k++)
             if (first + k * STREAM_THREADS < id / 4) quantize_word(plane, first + k * STREAM_THREADS, v[k]);
@@ -36,19 +36,18 @@ struct Norm {
         }
     }
 
-    BODY void operator()(const Plane& plane, int id, bool real) const {
+    BODY void operator()(const Plane& plane, int id) const {
         __shared__ float s_sum[STREAM_WARPS];
         float4 v[HELD];
         float sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             const int i = threadIdx.x + k * STREAM_THREADS;
-            v[k] = real && i < id / 4 ? load4_fresh(x + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            v[k] = i < id / 4 ? load4_fresh(x + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int k = 0; k < HELD; k++) sum = sum_squares(v[k], sum);
-        const int words = real ? id / 4 : 0;  // of what is read again
-        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < words; i += STREAM_THREADS)
+        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < id / 4; i += STREAM_THREADS)
             sum = sum_squares(load4_fresh(x + 4 * i), sum);
         sum = warp_sum(sum);
         if (threadIdx.x % WARP == 0) s_sum[threadIdx.x / WARP] = sum;
@@ -62,7 +61,7 @@ struct Norm {
             const int i = threadIdx.x + k * STREAM_THREADS;
             if (i < id / 4) quantize_word(plane, i, normed(v[k], scale, g[k]));
         }
-        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < words; i += STREAM_THREADS)
+        for (int i = threadIdx.x + HELD * STREAM_THREADS; i < id / 4; i += STREAM_THREADS)
             quantize_word(plane, i, normed(load4_fresh(x + 4 * i), scale, load4(w + 4 * i)));
     }
 };
@@ -78,11 +77,11 @@ BODY void copy_plane(const Plane& plane, const u8* q8, int id) {
 }
 
 // A block's values, a whole number of runs of 32, the first of them value `first` of the row.
-BODY void write_plane(u8* quads, const float* values, int first, int count, bool all) {
+BODY void write_plane(u8* quads, const float* values, int first, int count) {
     const int words = count / 4;
     for (int i = threadIdx.x; i / WARP * WARP < words; i += STREAM_THREADS) {
         const bool real = i < words;
-        quantize_word({quads}, first / 4 + i, real ? load4(values + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real && all);
+        quantize_word({quads}, first / 4 + i, real ? load4(values + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), real);
     }
 }
 
