@@ -26,6 +26,7 @@ SUITES = {
 # why the decode step of the nano model, made by synth, with 256 columns and few keys, is right all the same
 ONE_ITEM, FEW_KEYS = "no warps share its rows, each of one item", "its keys are one step of one split"
 EQUAL_MINS = "its minimums are its scales"
+ONE_ROUND = "no block of its has more items than sums are kept of"
 
 
 @dataclass(frozen=True)
@@ -76,20 +77,25 @@ MUTATIONS = (
              "quad + t * LANES * 16 + 4 * k"),
     Mutation("an item read before it is there", STREAM, "wait_for_groups<T::STAGES - 1>();",
              "wait_for_groups<T::STAGES>();"),
-    Mutation("an item copied over while lanes read it", STREAM, "__syncwarp();\n            copy(ahead, rows, stage);",
-             "copy(ahead, rows, stage);", ONE_ITEM),
-    Mutation("a last item taken whole", STREAM, "x, lane, superblocks - at * T::SPAN);", "x, lane, T::SPAN);"),
-    Mutation("a gather without the next warp's part", STREAM, "for (int w = warp + 1; end < last; w++)",
-             "for (int w = warp + 2; end < last; w++)", ONE_ITEM),
-    Mutation("a quad's activations for every item of a row", STREAM, "left--, at++, x += step;", "left--, at++;",
-             ONE_ITEM),
+    Mutation("an item copied over while lanes read it", STREAM,
+             "__syncwarp();\n            copy<T>(walk, rows, place.stage);",
+             "copy<T>(walk, rows, place.stage);", ONE_ITEM),
+    Mutation("a last item taken whole", STREAM, "lane, superblocks - place.at * T::SPAN);", "lane, T::SPAN);"),
+    Mutation("a unit without its last item", STREAM, "for (int i = 1; i < per; i++)",
+             "for (int i = 1; i < per - 1; i++)", ONE_ITEM),
+    Mutation("a quad's activations for every item of a row", STREAM, "first + place.at * step", "first", ONE_ITEM),
+    Mutation("the next item of the same row", STREAM, "if (over) at -= per;", "if (over) at = 0;", ONE_ITEM),
+    Mutation("heads that follow each other without the second half", STREAM, "within -= rows.half) row += rows.half;",
+             "within -= rows.half) row += 0;"),
+    Mutation("sums of a second round behind those of the first", STREAM, "end, first * per)\n", "end, 0)\n", ONE_ROUND),
+    Mutation("the second row's sum for both", STREAM, "(upper ? v.y : v.x) +", "v.y +"),
     Mutation("every block's activations at the start of the plane", MAKE_PLANE, "quantize_word({quads}, first / 4 + i,",
              "quantize_word({quads}, i,"),
     Mutation("the neighbour's residual", STREAM_CU, "kept[unit - rows.from];", "kept[max(unit - rows.from - 1, 0)];"),
     Mutation("up and gate swapped", STREAM_CU, "kept[unit - first] = swiglu(a, b);",
              "kept[unit - first] = swiglu(b, a);"),
-    Mutation("RoPE pairs of neighbours", STREAM_CU, "const int half = k < 2 ? h.hd / 2 : 1,", "const int half = 1,"),
-    Mutation("the bias of the pair's first row for both", STREAM_CU, "bias + rows.half);", "bias);"),
+    Mutation("RoPE pairs of neighbours", STREAM_CU, "half = h.hd / 2;", "half = 1;"),
+    Mutation("the bias of the pair's first row for both", STREAM_CU, "bias + apart);", "bias);"),
     Mutation("a first block of v that is one of k", STREAM_CU, "h.blocks[0] + h.blocks[1];\n    const int block",
              "h.blocks[0] + h.blocks[1] - 1;\n    const int block"),
     Mutation("k and v in each other's region", STREAM_CU, "k == 1 ? h.keys : h.values;", "k == 2 ? h.keys : h.values;"),

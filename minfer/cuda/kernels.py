@@ -206,7 +206,7 @@ def row_bytes(kind: str, id: int) -> int:
 
 _QUAD, _QUAD_BYTES, _STREAM_WARPS = 1024, 1792, 16  # weights and bytes of a plane's quad; warps of a block
 _STREAM_ROOM = 512  # items of which a block keeps the two sums
-# bytes of shared memory that a block may have at least, and of a warp's ring in stream.cuh then; the first is its default
+# least bytes of shared memory that a block may have -> bytes of a warp's ring in stream.cuh; the first is its default
 STREAM_RINGS = ((200 << 10, 9216), (160 << 10, 6912), (0, 3456))
 
 
@@ -221,7 +221,7 @@ def stream_ring(shared: int) -> int:
 
 
 def stream_shared(id: int, kept: int, ring: int) -> int:
-    """Bytes of dynamic shared memory of a stream kernel: plane, rings, items' sums, and floats that its epilogue keeps."""
+    """Bytes of dynamic shared memory of a stream kernel: plane, rings, items' sums, floats that its epilogue keeps."""
     return plane_quads(id) + _STREAM_WARPS * ring + 8 * _STREAM_ROOM + 4 * kept
 
 

@@ -15,7 +15,7 @@ from minfer.cuda.kernels import (
     FOLDER,
     KERNELS,
     OPTIONS,
-    SMALL_SHARED,
+    STREAM_RINGS,
     compile_options,
     plane_quads,
     source,
@@ -103,11 +103,13 @@ def test_the_kernels_marked_dependent_and_no_others_wait_for_the_one_before(comp
         assert waits == ({a for a in ARCHS if a >= DEPENDENT} if KERNELS[name].dependent else set()), name
 
 
-@pytest.mark.parametrize("arch", [86, 89, 120])
-def test_the_stream_kernels_with_shallow_rings(compiled, arch):
-    gpu = Gpu(shared=99 << 10)
-    options = set(compile_options(gpu)) - set(OPTIONS)
-    assert options == {"-DSTREAM_SMALL"} and compile_options(H200) == OPTIONS
+@pytest.mark.parametrize(
+    ("arch", "kilobytes", "ring"), [(80, 163, 6912), (86, 99, 3456), (89, 99, 3456), (120, 99, 3456)]
+)
+def test_the_stream_kernels_with_shallow_rings(compiled, arch, kilobytes, ring):
+    """On the architectures whose blocks have less shared memory than an H100's."""
+    options = set(compile_options(Gpu(shared=kilobytes << 10))) - set(OPTIONS)
+    assert options == {f"-DSTREAM_RING={ring}"} and compile_options(H200) == OPTIONS
     small = compile_file("stream.cu", arch, *options)
     assert small.keys() == {k.name for k in KERNELS.values() if k.file == "stream.cu"}
     for name, needs in small.items():
@@ -117,10 +119,12 @@ def test_the_stream_kernels_with_shallow_rings(compiled, arch):
 
 def test_the_geometry_of_the_stream_kernels_is_that_of_their_source():
     text = source("stream.cu")
-    small, deep = (int(n) for n in re.findall(r"constexpr int RING = (\d+)", text))
-    assert (stream_ring(SMALL_SHARED - 1), stream_ring(SMALL_SHARED)) == (small, deep)
-    warps, quad, super_, lanes = (
-        int(re.search(rf"constexpr int {n} = (\d+)", text)[1]) for n in ("STREAM_WARPS", "QUAD", "SUPER", "LANES")
+    deep = int(re.search(r"#define STREAM_RING (\d+)", text)[1])
+    for least, ring in STREAM_RINGS:
+        assert stream_ring(least) == ring and (least == 0 or stream_ring(least - 1) < ring <= deep)
+    warps, quad, super_, lanes, room = (
+        int(re.search(rf"constexpr int {n} = (\d+)", text)[1])
+        for n in ("STREAM_WARPS", "QUAD", "SUPER", "LANES", "ROOM")
     )
     names = {"LANES": lanes}  # struct Plane: each constant by those before it
     body = text[text.index("struct Plane {") :].partition("u8* quads")[0]
@@ -128,7 +132,7 @@ def test_the_geometry_of_the_stream_kernels_is_that_of_their_source():
         names[name] = eval(value, {}, names)
     assert names["BYTES"] == plane_quads(1) == plane_quads(quad * super_) == 4 * (16 * 16 + 64) + 2 * 16 * 16
     assert plane_quads(quad * super_ + 1) == 2 * names["BYTES"]
-    assert stream_shared(1, 0, deep) == names["BYTES"] + warps * deep and BLOCK["stream"] == 32 * warps
+    assert stream_shared(1, 0, deep) == names["BYTES"] + warps * deep + 8 * room and BLOCK["stream"] == 32 * warps
 
 
 @pytest.mark.parametrize("id", [3584, 5120, 13824, 18944])

@@ -28,8 +28,8 @@ BODY void wait_for_previous() {
 #endif
 }
 
-// Whether kernels go through code once before they wait, with what happens to be there: instructions come from memory, too.
-// The emulator would report every such read.
+// Whether kernels go through the code of their end once before they wait, with whatever is there: instructions have to
+// be fetched as well. Where nothing overlaps there is no wait to do it in; the emulator would report every read.
 #if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
 inline constexpr bool REHEARSED = true;
 #else

@@ -29,7 +29,7 @@ struct FromQuads {
 };
 typedef Norm FromNorm;
 
-// Dynamic shared memory: the plane, the warps' rings, items' sums, then what an epilogue keeps (kernels.py: stream_shared).
+// Dynamic shared memory: plane, warps' rings, items' sums, then what an epilogue keeps (kernels.py: stream_shared).
 BODY u8* dynamic_bytes() {
     extern __shared__ uint4 s_dynamic[];
     return reinterpret_cast<u8*>(s_dynamic);
@@ -65,9 +65,10 @@ struct Nothing {
     BODY void operator()(int) const {}
 };
 
-// `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to copy
-// what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them comes late.
-// `compute` works while the weights come. Then `finish` is given every unit's products, by the same thread.
+// `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to
+// copy what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them
+// comes late. `compute` works while the weights come. Then the same thread gives `finish` the unit's products; unless
+// `real`, it must write nothing but shared memory.
 template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,
                   const Finish& finish) {
@@ -86,7 +87,8 @@ BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const
 }
 
 template <class From> BODY void store(const From& from, const u8* w, float* out, int id, int od, int type) {
-    product(neighbours(w, type, id, od / 2), from, id, Nothing(), Nothing(), [&](int unit, float a, float b, bool real) {
+    const Rows rows = neighbours(w, type, id, od / 2);
+    product(rows, from, id, Nothing(), Nothing(), [&](int unit, float a, float b, bool real) {
         if (real) *reinterpret_cast<float2*>(out + 2 * unit) = make_float2(a, b);
     });
 }

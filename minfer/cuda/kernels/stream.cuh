@@ -2,14 +2,14 @@
 // multiplies it, in integers (dp4a), with one token's q8 activations, which lie in shared memory as well.
 //
 // The unit of work is a pair of rows: neighbours, a RoPE pair, or gate and up. SPAN superblocks of both rows are an
-// *item*, and a block's items, unit by unit, go to its warps in turn, so that the block reads on at one place: warps with
-// rows of their own, 2,112 places in all, get 3% less from the memory (analysis/log.md). A warp has STAGES items under way
-// in a ring of its own. Weights depend on no kernel, so the ring is filled before the wait for the previous kernel. An
-// item's sums go to shared memory, and a unit's are added up in order: its bits depend on no geometry.
+// *item*, and a block's items, unit by unit, go to its warps in turn, so that the block reads on at one place: where
+// every warp has rows of its own, 2,112 places in all, the memory gives 3% less (analysis/log.md). A warp has STAGES
+// items under way in a ring of its own. Weights depend on no kernel, so the ring is filled before the wait for the
+// previous kernel. An item's sums go to shared memory, a unit's are added up in order: no geometry changes its bits.
 #include "stream_types.cuh"
 
-// Some rows of one type. Unit u is row first(u) and the one delta bytes behind it: neighbours are 2u and 2u + 1; of gate
-// and up, delta to another matrix, both are row u; RoPE pairs are half a head apart.
+// Some rows of one type. Unit u is row first(u) and the one delta bytes behind it: neighbours are rows 2u and 2u + 1;
+// of gate and up, delta to another matrix, both are row u; RoPE pairs are half a head apart.
 struct Rows {
     static constexpr int WHOLE = 1 << 30;  // half of what is no head
     const u8* w;
@@ -35,7 +35,7 @@ struct Walk {
     }
 };
 
-// Its next item, of those that are in the ring or on the way there: where in the ring, which, and its place in the unit.
+// Its next item, of those in the ring or on the way there: where in the ring, which, and its place in the unit.
 struct Place {
     Shared stage;
     int item, at;
@@ -96,9 +96,9 @@ struct Stream {
         }
     }
 
-    // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products. The block's
-    // threads meet in here. The end of a round is gone through once before `begin`, when nothing is real yet: code that runs
-    // for the first time has to be fetched, and then the block waits for the previous kernel anyway.
+    // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products. The
+    // block's threads meet in here. The end of a round is rehearsed before `begin`, when nothing is real yet: code that
+    // runs for the first time has to be fetched, and then the block waits for the previous kernel anyway.
     template <class Begin, class Finish>
     BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish) const {
         const int per = walk.per, units = rows.to - rows.from, room = static_cast<u32>(ROOM) / static_cast<u32>(per);
