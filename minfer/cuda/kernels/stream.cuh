@@ -102,7 +102,7 @@ struct Stream {
     template <class Begin, class Finish>
     BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish) const {
         const int per = walk.per, units = rows.to - rows.from, room = static_cast<u32>(ROOM) / static_cast<u32>(per);
-        // known before the wait; a unit's items are not divided by again behind it
+        // divided here, so that nothing is behind the wait
         const Place start = {ring, warp, static_cast<int>(static_cast<u32>(warp) % static_cast<u32>(per))};
         Place place = start;
         if (!REHEARSED) {
