@@ -23,8 +23,11 @@ NAMES = {number: name for name, number in TYPES.items()}
 FLOAT = {"f32": np.float32, "f16": np.float16}
 EPS = np.float32(1e-6)
 SUM = 2e-7  # of what is summed: f32 sums of some hundred integer products
-# rows, superblocks a row, blocks
-SHAPES = [(2, 1, 1), (10, 5, 2), (38, 3, 3), (64, 14, 1), (6, 9, 5), (4, 2, 7), (70, 17, 2), (600, 9, 1)]
+# rows, superblocks a row, blocks; 54 and 74: rows of 7, 10, 14 and 19 items, which 16 warps do not take evenly
+SHAPES = [
+    (2, 1, 1), (10, 5, 2), (38, 3, 3), (64, 14, 1), (6, 9, 5), (4, 2, 7), (70, 17, 2), (600, 9, 1),
+    (30, 54, 2), (22, 74, 1),
+]  # fmt: skip
 
 BOTH = pytest.mark.parametrize("type", sorted(NAMES))
 EACH = pytest.mark.parametrize(("od", "n", "grid"), SHAPES)
