@@ -18,23 +18,21 @@ inline constexpr int THREADS = 256;  // the block of every kernel that names no 
 BODY float neg_inf() { return __int_as_float(static_cast<int>(0xff800000u)); }  // no INFINITY without <math.h>
 BODY int flat_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+inline constexpr bool OVERLAPS = true;  // launches may, so there is something to wait for
+#else
+inline constexpr bool OVERLAPS = false;
+#endif
+
 // Programmatic dependent launch (sm_90 and later; nothing before): a kernel launched so may begin while the one before
 // it in the stream still runs. Until it has called this it may read only what no kernel writes: weights. The one after
 // it may begin once every block has called, so when a kernel begins, all but the kernel right before it is complete.
 BODY void wait_for_previous() {
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+    if constexpr (OVERLAPS) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    }
 }
-
-// Whether kernels go through the code of their end once before they wait, with whatever is there: instructions have to
-// be fetched as well. Where nothing overlaps there is no wait to do it in; the emulator would report every read.
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
-inline constexpr bool REHEARSED = true;
-#else
-inline constexpr bool REHEARSED = false;
-#endif
 
 BODY float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }  // p: 16-byte aligned
 BODY void store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }

@@ -67,7 +67,7 @@ struct Nothing {
 
 // `fetch` and `compute` are given each of the block's units, counted from rows.from, by one thread. `fetch` begins to
 // copy what the previous kernel does not write, ahead of the weights, which are many: what is asked for behind them
-// comes late. `compute` works while the weights come. Then the same thread gives `finish` the unit's products; unless
+// comes late. `compute` works while the weights come. Then `finish` is given each unit's products by one thread; unless
 // `real`, it must write nothing but shared memory.
 template <class From, class Fetch, class Compute, class Finish>
 BODY void product(const Rows& rows, From from, int id, const Fetch& fetch, const Compute& compute,

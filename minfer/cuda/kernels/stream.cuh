@@ -97,19 +97,20 @@ struct Stream {
     }
 
     // After prime. `begin` makes the plane; `finish(unit, a, b, real)`: a thread is given a unit's two products. The
-    // block's threads meet in here. The end of a round is rehearsed before `begin`, when nothing is real yet: code that
-    // runs for the first time has to be fetched, and then the block waits for the previous kernel anyway.
+    // block's threads meet in here. Where launches overlap, the end of a round is rehearsed before `begin`, with
+    // whatever lies in shared memory (the emulator would report the reads) and not `real`: code that runs for the first
+    // time has to be fetched, and then the block waits for the previous kernel anyway.
     template <class Begin, class Finish>
     BODY void run(const Rows& rows, Walk walk, const Begin& begin, const Finish& finish) const {
         const int per = walk.per, units = rows.to - rows.from, room = static_cast<u32>(ROOM) / static_cast<u32>(per);
-        // divided here, so that nothing is behind the wait
+        // Set anew behind `begin`, though nothing has moved it: without that stream_norm_store spills on sm_90.
         const Place start = {ring, warp, static_cast<int>(static_cast<u32>(warp) % static_cast<u32>(per))};
         Place place = start;
-        if (!REHEARSED) {
+        if (!OVERLAPS) {
             begin();
             __syncthreads();
         }
-        for (int done = REHEARSED ? -room : 0; done < units; done += room) {
+        for (int done = OVERLAPS ? -room : 0; done < units; done += room) {
             const bool real = done >= 0;
             const int first = max(done, 0), more = min(room, units - first), end = (first + more) * per;
             if (real)
